@@ -1,0 +1,152 @@
+"""The command line: doctor, train, eval, warmstart, bench, claims.  Each has `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 done, 1 could not be done, 2 wrong usage)."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    arguments = parser().parse_args(argv)
+    from tangolite.training import RunError
+
+    try:
+        return arguments.command(arguments) or 0
+    except RunError as error:
+        print(f"tangolite: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:  # bad input or a file that cannot be used: no traceback
+        print(f"tangolite: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tangolite: stopped", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m tangolite", description="RL Tango and CoVRL, on what you have."
+    )
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    doctor = commands.add_parser("doctor", help="what this machine can run, and what is missing")
+    doctor.set_defaults(command=run_doctor)
+
+    train = commands.add_parser("train", help="train a recipe")
+    train.add_argument(
+        "--recipe", help="a name (tango-tiny, covrl-tiny, …) or a YAML file; not needed to resume"
+    )
+    train.add_argument("--out", required=True, help="folder of the run")
+    train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    train.add_argument(
+        "--set", nargs="+", default=[], action="extend", metavar="KEY=VALUE", help="change settings"
+    )
+    train.add_argument(
+        "--threads", type=int, default=1, help="CPU threads of torch; 1 is fastest for tiny models"
+    )
+    train.set_defaults(command=run_train)
+
+    evaluate = commands.add_parser("eval", help="evaluate a run's last checkpoint, or the start of a recipe")
+    evaluate.add_argument("--run", help="folder of a run")
+    evaluate.add_argument("--recipe", help="a recipe, to evaluate the policies it starts from")
+    evaluate.add_argument("--count", type=int, default=256, help="held-out problems")
+    evaluate.add_argument("--threads", type=int, default=1)
+    evaluate.set_defaults(command=run_eval)
+
+    warmstart = commands.add_parser("warmstart", help="make the built-in models from nothing (minutes)")
+    warmstart.add_argument("--out", required=True, help="folder that gets one sub-folder a model")
+    warmstart.add_argument("--seed", type=int, default=0)
+    warmstart.add_argument("--only", choices=("tango", "covrl"), help="one of the two families")
+    warmstart.set_defaults(command=run_warmstart)
+
+    bench = commands.add_parser("bench", help="measure speed on this machine")
+    bench.add_argument("what", choices=("sampling",))
+    bench.add_argument("--out", help="also write the numbers as JSON")
+    bench.set_defaults(command=run_bench)
+
+    claims = commands.add_parser("claims", help="the papers' claims at small scale, over seeds")
+    claims.add_argument(
+        "name", nargs="?", choices=("tango", "covrl"), help="one of the two families; both unless told"
+    )
+    claims.add_argument("--seeds", type=int, default=3)
+    claims.add_argument("--out", required=True)
+    claims.set_defaults(command=run_claims)
+    return top
+
+
+def run_doctor(arguments) -> int:
+    from tangolite.doctor import doctor
+
+    return doctor()
+
+
+def run_train(arguments) -> int:
+    import torch
+
+    from tangolite.evaluate import held_out
+    from tangolite.training import RunError, load_recipe, recipe_of_run, train
+
+    torch.set_num_threads(arguments.threads)
+    if arguments.recipe is None and not arguments.resume:
+        raise RunError("give --recipe NAME to start a run, or --resume to go on with the one in --out")
+    if arguments.recipe is None and arguments.set:
+        raise RunError("--set changes a recipe, so it needs --recipe; a resumed run keeps its own settings")
+    given = arguments.recipe is not None
+    config = load_recipe(arguments.recipe, arguments.set) if given else recipe_of_run(arguments.out)
+    train(config, arguments.out, resume=arguments.resume, callbacks=[held_out(config.eval_every)])
+    print(f"done: {config.updates} updates; metrics, checkpoints and policies are in {arguments.out}")
+    return 0
+
+
+def run_eval(arguments) -> int:
+    import torch
+
+    from tangolite.evaluate import METRICS, evaluate
+    from tangolite.training import RunError, checkpoints, load_checkpoint, load_recipe, recipe_of_run, start
+
+    torch.set_num_threads(arguments.threads)
+    if (arguments.run is None) == (arguments.recipe is None):
+        raise RunError("give either --run FOLDER or --recipe NAME")
+    config = recipe_of_run(arguments.run) if arguments.run else load_recipe(arguments.recipe)
+    run = start(config)
+    if arguments.run:
+        found = checkpoints(arguments.run)
+        if not found:
+            raise RunError(f"{arguments.run} has no checkpoint yet")
+        print(f"after update {load_checkpoint(found[-1], run)}:")
+    for name, value in evaluate(run, arguments.count).items():
+        print(f"{name:28s} {value:6.3f}  {METRICS.get(name, '')}")
+    return 0
+
+
+def run_warmstart(arguments) -> int:
+    import torch
+
+    from tangolite.warmstart import make_covrl, make_tango
+
+    torch.set_num_threads(1)
+    for name, make in (("tango", make_tango), ("covrl", make_covrl)):
+        if arguments.only in (None, name):
+            make(arguments.out, arguments.seed)
+    return 0
+
+
+def run_bench(arguments) -> int:
+    from tangolite.lab.bench import bench_sampling
+
+    rows = bench_sampling()
+    if arguments.out:
+        with open(arguments.out, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
+    return 0
+
+
+def run_claims(arguments) -> int:
+    from tangolite.lab.claims import run_claims as run
+
+    return run(arguments.name, arguments.seeds, arguments.out)

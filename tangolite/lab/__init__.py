@@ -1,0 +1,1 @@
+"""Running things: notebooks into pages, experiments, figures. Nothing in the methods imports from here."""

@@ -1,0 +1,193 @@
+"""The policies: built-in tiny models, or any causal LM of the transformers library.
+
+A `Policy` is a model, its tokenizer and the ids that end a completion.  Its one job in training is
+`logp`: the log-probs of rollouts under it, computed by the backbone and `linear_logprob`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tangolite.logprob import linear_logprob
+from tangolite.rollouts import Rollouts, length_mask
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+ROLES = [
+    "<|pad|>",
+    "<|eos|>",
+    "<|unk|>",
+    "<|generator|>",
+    "<|verifier|>",
+    "<|prior|>",
+    "<|posterior|>",
+    "<|end|>",
+]
+TAGS = [
+    *("<think>", "</think>", "<step>", "</step>", "<answer>", "</answer>"),
+    *("<step_verification>", "</step_verification>", "<final_verification>", "</final_verification>"),
+    *("\\boxed{CORRECT}", "\\boxed{INCORRECT}", "\\boxed{", "}"),
+]
+SYMBOLS = [*"+-*=?:;,. ", *"abcdefghijklmnopqrstuvwxyz"]
+
+
+def tiny_tokenizer():
+    """A fast tokenizer with one token per value (0 to 99), letter, symbol and tag.
+
+    It decodes without loss: the pieces are joined as they are.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ROLES + TAGS + SYMBOLS + [str(value) for value in range(100)]
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|unk|>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[1-9]\d|\d|[^\d]"), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    core.add_tokens(TAGS)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="<|unk|>", pad_token="<|pad|>", eos_token="<|eos|>",
+        additional_special_tokens=ROLES[3:], clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    return tokenizer
+
+
+def tiny_model(
+    seed: int,
+    *,
+    width: int = 64,
+    layers: int = 3,
+    heads: int = 4,
+    vocab_size: int | None = None,
+):
+    """A randomly initialised Qwen2 of about 130k parameters; the same seed gives the same weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=vocab_size or len(tiny_tokenizer()), hidden_size=width, intermediate_size=2 * width,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
+        max_position_embeddings=1024, tie_word_embeddings=True,
+        # Fast rotations: with the usual base of 10,000 sixteen dimensions tell near places apart badly, and the
+        # model does not learn to follow a question operation by operation (see LOG.md).
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0}, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config).eval()
+
+
+@dataclass
+class Policy:
+    """A causal LM, its tokenizer and the ids that end a completion."""
+
+    model: nn.Module
+    tokenizer: object
+    eos_ids: tuple[int, ...]
+    pad_id: int
+
+    @classmethod
+    def of(cls, model: nn.Module, tokenizer) -> Policy:
+        """Reads the end-of-sequence ids (there may be several) from the model's own files."""
+        ids = getattr(model.generation_config, "eos_token_id", None) or tokenizer.eos_token_id
+        eos = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos[0]
+        return cls(model, tokenizer, eos, pad)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What an optimizer may change; raises ValueError when there is nothing."""
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        if not trainable:
+            raise ValueError("this policy has no trainable parameters: nothing would be learned")
+        return trainable
+
+    def frozen_copy(self) -> Policy:
+        """An independent copy that never trains: the reference of a KL penalty."""
+        model = copy.deepcopy(self.model).eval().requires_grad_(False)
+        return Policy(model, self.tokenizer, self.eos_ids, self.pad_id)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of the ids, special tokens included, without end of sequence and padding at the end."""
+        last = len(ids)
+        while last and ids[last - 1] in (*self.eos_ids, self.pad_id):
+            last -= 1
+        return self.tokenizer.decode(ids[:last], skip_special_tokens=False)
+
+    def hidden(self, rollouts: Rollouts) -> Float[Tensor, "B T D"]:
+        """The states that predict each completion token."""
+        ids = torch.cat([rollouts.prompt_ids, rollouts.completion_ids], dim=1)
+        prompt = rollouts.prompt_ids.shape[1]
+        backbone = self.model.get_decoder()
+        padding = prompt - rollouts.prompt_length
+        if bool((padding == 0).all()):  # right padding cannot be seen by causal attention
+            out = backbone(input_ids=ids, use_cache=False)
+        else:
+            position = (torch.arange(ids.shape[1], device=ids.device)[None] - padding[:, None]).clamp(min=0)
+            seen = ~length_mask(padding, ids.shape[1])
+            out = backbone(input_ids=ids, attention_mask=seen.long(), position_ids=position, use_cache=False)
+        return out.last_hidden_state[:, prompt - 1 : -1]
+
+    def logp(
+        self, rollouts: Rollouts, *, temperature: float = 1.0, return_entropy: bool = False
+    ) -> Float[Tensor, "B T"] | tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """Log-probs of the completion tokens under the tempered policy, and the entropies if asked."""
+        head = self.model.get_output_embeddings()
+        return linear_logprob(
+            self.hidden(rollouts), head.weight, rollouts.completion_ids, bias=getattr(head, "bias", None),
+            softcap=getattr(self.model.config, "final_logit_softcapping", None), mask=rollouts.mask,
+            temperature=temperature, return_entropy=return_entropy,
+        )  # fmt: skip
+
+    def all_logp(self, rollouts: Rollouts, *, temperature: float = 1.0) -> Float[Tensor, "B T V"]:
+        """Log-probs of every word at every completion position: for small vocabularies only."""
+        logits = self.model.get_output_embeddings()(self.hidden(rollouts)).float()
+        return torch.log_softmax(logits / temperature, dim=-1)
+
+
+@contextmanager
+def sampling_mode(model: nn.Module) -> Iterator[None]:
+    """No gradient and no dropout inside; the model's previous mode afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+def tiny_policy(seed: int = 0, **sizes: int) -> Policy:
+    """An untrained built-in model with its tokenizer."""
+    return Policy.of(tiny_model(seed, **sizes), tiny_tokenizer())
+
+
+def load_policy(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Policy:
+    """A built-in model by name (a folder of ``tangolite/weights``), or any causal LM by name or folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = WEIGHTS / str(name_or_folder)
+    source = folder if folder.is_dir() else name_or_folder
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
+    return Policy.of(model.eval(), AutoTokenizer.from_pretrained(source))
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def token_table(policy: Policy, ids: list[int] | Int[Tensor, " T"]) -> list[str]:
+    """The piece of text that each token stands for, for display."""
+    return [policy.tokenizer.decode([int(i)], skip_special_tokens=False) for i in ids]

@@ -1,0 +1,250 @@
+"""Completions of prompts: a KV-cache sampler of our own, or transformers' `generate`.
+
+`sample` is what training calls.  For a plain Qwen2 model (the built-in ones, or Qwen2.5) it runs the
+decoder written out below: prompts are read once per group, keys and values go into one preallocated
+cache, finished rows leave the batch.  Any other model goes through `generate`.  Both return the
+log-prob of every sampled token under the tempered distribution that it was drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tangolite.models import Policy, sampling_mode
+from tangolite.rollouts import Rollouts, length_mask, pad_left
+
+
+def sample(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    *,
+    n: int = 1,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Rollouts:
+    """``n`` completions of each prompt; row ``i`` answers prompt ``i // n`` and has group ``i // n``.
+
+    Temperature 0 decodes greedily.  Raises ValueError for an empty prompt or list of prompts.
+    """
+    if not prompts or not all(map(len, prompts)):
+        raise ValueError("sample needs at least one prompt, and every prompt at least one token")
+    ids, length = pad_left(prompts, policy.pad_id)
+    run = _cached if _is_plain_qwen2(policy.model) else _generate
+    with sampling_mode(policy.model):
+        tokens, logp = run(policy, ids, length, n, max_new_tokens, temperature, generator)
+    return _rollouts(policy, ids, length, n, tokens, logp)
+
+
+def sample_generate(
+    policy: Policy, prompts, *, n=1, max_new_tokens, temperature=1.0, generator=None
+) -> Rollouts:
+    """As `sample`, but always through transformers' `generate`."""
+    ids, length = pad_left(prompts, policy.pad_id)
+    with sampling_mode(policy.model):
+        tokens, logp = _generate(policy, ids, length, n, max_new_tokens, temperature, generator)
+    return _rollouts(policy, ids, length, n, tokens, logp)
+
+
+def _rollouts(policy, ids, prompt_length, n, tokens, logp) -> Rollouts:
+    eos = torch.isin(tokens, torch.tensor(policy.eos_ids))
+    ended = eos.any(1)
+    length = torch.where(ended, eos.int().argmax(1) + 1, tokens.shape[1])
+    width = int(length.max())
+    mask = length_mask(length, width)
+    return Rollouts(
+        prompt_ids=ids.repeat_interleave(n, 0),
+        prompt_length=prompt_length.repeat_interleave(n, 0),
+        completion_ids=tokens[:, :width].masked_fill(~mask, policy.pad_id),
+        length=length,
+        terminated=ended,
+        group=torch.arange(len(ids)).repeat_interleave(n, 0),
+        old_logp=logp[:, :width].masked_fill(~mask, 0.0),
+    )
+
+
+def choose(
+    logits: Float[Tensor, "B V"], temperature: float, generator: torch.Generator | None
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+    """One token per row and its log-prob, drawn by inverting the cumulative distribution.
+
+    The random number lies in (0, 1] and the token is the first whose cumulative probability reaches it,
+    so a token of probability 0 is never drawn.
+    """
+    logp = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    if temperature == 0:
+        token = logp.argmax(-1)
+    else:
+        cumulative = logp.exp().cumsum(-1)
+        u = 1 - torch.rand(len(logp), 1, generator=generator, device=logp.device)
+        token = (cumulative < u * cumulative[:, -1:]).sum(-1)
+    return token, logp.gather(1, token[:, None])[:, 0]
+
+
+# --- the decoder of Qwen2, one new token per row ---------------------------------------------------
+
+
+def _is_plain_qwen2(model) -> bool:
+    """Our decoder knows plain linear layers only: no adapters, no 4-bit weights, no sliding window."""
+    if type(model).__name__ != "Qwen2ForCausalLM" or model.config.use_sliding_window:
+        return False
+    linears = [m for m in model.modules() if "Linear" in type(m).__name__]
+    return all(type(m) is torch.nn.Linear for m in linears)
+
+
+def _cached(policy, ids, length, n, max_new_tokens, temperature, generator):
+    decoder = _Decoder(policy.model, len(ids), n, max_new_tokens)
+    hidden = decoder.read(ids.to(policy.device), length.to(policy.device))
+    tokens = torch.full((len(ids) * n, max_new_tokens), policy.pad_id)
+    logp = torch.zeros(len(ids) * n, max_new_tokens)
+    alive, eos = torch.arange(len(tokens)), torch.tensor(policy.eos_ids)
+    for t in range(max_new_tokens):
+        token, token_logp = choose(decoder.head(hidden), temperature, generator)
+        tokens[alive, t], logp[alive, t] = token.cpu(), token_logp.cpu()
+        running = ~torch.isin(token.cpu(), eos)
+        if not running.any() or t + 1 == max_new_tokens:
+            break
+        if running.sum() < 0.9 * len(running):  # copying the cache pays once a tenth has finished
+            alive, token = alive[running], token[running]
+            decoder.keep(running)
+        hidden = decoder.step(token)
+    return tokens[:, : t + 1], logp[:, : t + 1]
+
+
+class _Decoder:
+    """Qwen2, one new token per row and step.
+
+    Keys and values of the U prompts are kept once, (U, heads, P, size) a layer; each row has its own
+    for what it sampled, (B, heads, new, size), preallocated.  A query attends to both and one softmax
+    runs over the two score blocks.
+    """
+
+    def __init__(self, model, prompts: int, n: int, new: int) -> None:
+        self.model, self.config, self.n, self.sampled = model, model.config, n, 0
+        self.heads, self.kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        self.size, self.head = model.model.layers[0].self_attn.head_dim, model.lm_head
+        weight, layers = model.model.embed_tokens.weight, model.model.layers
+        shape = (len(layers), 2, prompts * n, self.kv_heads, new, self.size)
+        self.own = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        self.slot = torch.arange(prompts * n, device=weight.device)  # row -> its place in (U, n)
+        self.layers = [self._fuse(layer) for layer in layers]
+
+    @staticmethod
+    def _fuse(layer):
+        """One product for queries, keys and values, and one for gate and up."""
+        a, m = layer.self_attn, layer.mlp
+        qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
+        bias = torch.cat([a.q_proj.bias, a.k_proj.bias, a.v_proj.bias])
+        return layer, qkv, bias, torch.cat([m.gate_proj.weight, m.up_proj.weight])
+
+    def read(self, ids: Int[Tensor, "U P"], length: Int[Tensor, " U"]) -> Float[Tensor, "B D"]:
+        """Run the prompts, keep their keys and values, return the last state once per completion."""
+        width, self.prompt_length, self.prompts = ids.shape[1], length, []
+        pad = length_mask(width - length, width)
+        position = (torch.arange(width, device=ids.device)[None] - (width - length)[:, None]).clamp(min=0)
+        causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
+        itself = torch.eye(width, dtype=torch.bool, device=ids.device)  # a padding row sees itself
+        seen = (causal & ~pad[:, None, None]) | itself
+        self.hidden_pad = pad[:, None, None, None] if bool(pad.any()) else None
+
+        def attend(index, q, k, v):
+            self.prompts.append((k, v))
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=seen, enable_gqa=self.heads != self.kv_heads
+            )
+
+        return self._forward(ids, position, attend)[:, -1].repeat_interleave(self.n, 0)
+
+    def step(self, token: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
+        """Append one token to every row."""
+        position = (self.prompt_length.repeat_interleave(self.n)[self.slot] + self.sampled)[:, None]
+        hidden = self._forward(token[:, None], position, self._attend)[:, 0]
+        self.sampled += 1
+        return hidden
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the rows."""
+        self.own, self.slot = self.own[:, :, rows], self.slot[rows]
+
+    def _attend(self, index, q, k, v) -> Float[Tensor, "B H 1 d"]:
+        keys, values = self.own[index][:, :, :, : self.sampled + 1]
+        keys[:, :, -1:], values[:, :, -1:] = k, v
+        q = q.view(len(q), self.kv_heads, -1, self.size) * self.size**-0.5
+        prompt_keys, prompt_values = self.prompts[index]
+        scores = torch.cat([self._by_prompt(q, prompt_keys.mT, self.hidden_pad), q @ keys.mT], dim=-1)
+        shares = scores.softmax(-1).split([prompt_keys.shape[2], keys.shape[2]], dim=-1)
+        out = self._by_prompt(shares[0], prompt_values) + shares[1] @ values
+        return out.view(len(q), self.heads, 1, self.size)
+
+    def _by_prompt(self, x: Float[Tensor, "B H g a"], y: Float[Tensor, "U H a b"], hide=None) -> Tensor:
+        """x @ y with y shared by the rows of a group: one product per prompt, not per row."""
+        heads, g, a = x.shape[1:]
+        whole = x
+        if len(x) < len(y) * self.n:  # rows that have finished leave a gap in their group
+            whole = x.new_zeros(len(y) * self.n, heads, g, a)
+            whole[self.slot] = x
+        grouped = whole.view(len(y), self.n, heads, g, a).transpose(1, 2)
+        out = (grouped.reshape(len(y), heads, self.n * g, a) @ y).view(len(y), heads, self.n, g, -1)
+        if hide is not None:
+            out = out.masked_fill(hide, float("-inf"))
+        out = out.transpose(1, 2).reshape(len(whole), heads, g, -1)
+        return out if whole is x else out[self.slot]
+
+    def _forward(self, ids, position, attend) -> Float[Tensor, "B T D"]:
+        inner, eps = self.model.model, self.config.rms_norm_eps
+        hidden = inner.embed_tokens(ids)
+        cos, sin = (x[:, None] for x in inner.rotary_emb(hidden, position))
+        for index, (layer, qkv, bias, gate_up) in enumerate(self.layers):
+            x = F.rms_norm(hidden, hidden.shape[-1:], layer.input_layernorm.weight, eps)
+            heads = F.linear(x, qkv, bias).unflatten(-1, (-1, self.size)).transpose(1, 2)
+            q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+            out = attend(index, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
+            hidden = hidden + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
+            x = F.rms_norm(hidden, hidden.shape[-1:], layer.post_attention_layernorm.weight, eps)
+            gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
+            hidden = hidden + layer.mlp.down_proj(F.silu(gate) * up)
+        return F.rms_norm(hidden, hidden.shape[-1:], inner.norm.weight, eps)
+
+
+def _rotate(x: Float[Tensor, "B H T d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "B H T d"]:
+    """Rotary position embedding (the half-split form of Llama and Qwen)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+# --- transformers' generate -------------------------------------------------------------------------
+
+
+def _generate(policy, ids, length, n, max_new_tokens, temperature, generator):
+    """Every sampling field is passed: a field left None is filled from the model's own files.
+
+    `generate` draws from the global random state, so ours lends it a seed and puts the old one back.
+    """
+    from transformers import GenerationConfig
+
+    ids, length = ids.repeat_interleave(n, 0), length.repeat_interleave(n, 0)
+    attention = (~length_mask(ids.shape[1] - length, ids.shape[1])).long()
+    settings = GenerationConfig(
+        do_sample=temperature > 0, temperature=temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0,
+        epsilon_cutoff=0.0, eta_cutoff=0.0, repetition_penalty=1.0, encoder_repetition_penalty=1.0,
+        no_repeat_ngram_size=0, length_penalty=1.0, num_beams=1, num_return_sequences=1, min_new_tokens=0,
+        min_length=0, renormalize_logits=False, guidance_scale=1.0, max_new_tokens=max_new_tokens,
+        eos_token_id=list(policy.eos_ids), pad_token_id=policy.pad_id, use_cache=True,
+        return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        if generator is not None:
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        device = policy.device
+        out = policy.model.generate(
+            ids.to(device), attention_mask=attention.to(device), generation_config=settings
+        )
+    tokens = out.sequences[:, ids.shape[1] :]
+    logits = torch.stack(out.logits, dim=1).float() / (temperature or 1.0)
+    logp = torch.log_softmax(logits, dim=-1).gather(-1, tokens[..., None])[..., 0]
+    return tokens.cpu(), logp.cpu()

@@ -1,0 +1,394 @@
+"""RL Tango (arXiv 2505.15034): a generator and a generative verifier, trained in turns.
+
+A generator update samples solutions, grades their answers, lets the verifier judge every step, and
+mixes both into one advantage per token.  A verifier update samples fresh solutions, verifies each of
+them several times, and rewards only the final judgement (and the format).  No step label is ever used:
+where a task knows the truth of its steps, it goes into the metrics alone.
+
+Left out of the paper: nothing of the method.  Chosen here: see `TangoConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tangolite.advantages import alpha_at, mix_advantages, outcome_advantage, step_advantage
+from tangolite.grading import answers_match
+from tangolite.losses import tango_loss
+from tangolite.models import Policy, load_policy
+from tangolite.parsing import (
+    Verification,
+    extract_answer,
+    generator_format_score,
+    parse_verification,
+    split_steps,
+    step_end_positions,
+    verifier_format_score,
+)
+from tangolite.prompts import CHAT, TINY
+from tangolite.rewards import ClassWeights, step_rewards, verifier_reward
+from tangolite.rollouts import Rollouts
+from tangolite.sampling import sample
+from tangolite.tasks import Problem, problems, task_of
+from tangolite.updates import adamw, optimise, seeded, set_lr, shares_of
+
+
+@dataclass(frozen=True)
+class TangoConfig:
+    """Everything a Tango run depends on.  Defaults are the paper's where it gives them."""
+
+    name: str = "tango"
+    method: str = "tango"
+    seed: int = 0
+    updates: int = 440  # of both players together
+    checkpoint_every: int = 20
+    eval_every: int = 0  # held-out evaluation; 0: never
+    generator: str = "tiny-generator"  # a built-in model, a folder, or a hub name
+    verifier: str = "tiny-verifier"
+    prompts: str = "tiny"  # tiny | chat
+    task: dict = field(default_factory=lambda: {"kind": "chain"})
+    warmup_task: dict | None = None  # the verifier's warm-up may use easier problems
+    verifier_warmup: int = 40
+    generator_per_verifier: int = 3
+    verifier_updates: str = "always"  # always | warmup (then frozen) | never
+    step_source: str = "verifier"  # verifier | truth (gold labels, a yardstick) | none (outcome only)
+    questions: int = 256
+    group: int = 5  # completions of a question, and verifications of a solution in a verifier update
+    verifications: int = 1  # R, of a solution in a generator update
+    estimator: str = "grpo"  # grpo | rloo | reinforce++
+    rloo_step_scale: float = 10.0  # the released trainer's constant
+    alpha: float = 0.1
+    alpha_min: float = 1e-3
+    alpha_schedule: str = "exp"  # exp | linear | cosine | none
+    class_weights: str = "sqrt_inverse"  # sqrt_inverse | inverse | none
+    final_weight: float = 1.0  # w of w * outcome + (1 - w) * final judgement
+    temperature: float = 1.0
+    max_new_tokens: int = 2048
+    verifier_max_new_tokens: int = 4096
+    lr: float = 1e-6
+    verifier_lr: float = 1e-6
+    lr_warmup: int = 0
+    clip_eps: float = 0.2
+    kl_coef: float = 1e-3
+    verifier_kl_coef: float = 1e-3
+    kl_kind: str = "k3"
+    entropy_coef: float = 1e-3
+    aggregate: str = "token"  # token | sequence | constant
+    mask_truncated: bool = False
+    max_grad_norm: float = 1.0
+    micro_batch: int = 128
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "verifier_updates": ("always", "warmup", "never"),
+            "step_source": ("verifier", "truth", "none"),
+            "prompts": ("tiny", "chat"),
+            "estimator": ("grpo", "rloo", "reinforce++"),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} must be one of {', '.join(values)}, got {getattr(self, name)!r}")
+        if self.estimator == "rloo" and self.group < 2:
+            raise ValueError("rloo leaves one out, so it needs group >= 2: raise group, or take grpo")
+
+    def turn(self, update: int) -> str:
+        """Whose update number ``update`` (from 0) is: verifier warm-up, then 3 to 1."""
+        if self.verifier_updates == "never":
+            return "generator"
+        if update < self.verifier_warmup:
+            return "verifier"
+        if self.verifier_updates == "warmup":
+            return "generator"
+        place = (update - self.verifier_warmup) % (self.generator_per_verifier + 1)
+        return "generator" if place < self.generator_per_verifier else "verifier"
+
+    def turns(self, player: str, before: int) -> int:
+        """How many of the first ``before`` updates are this player's."""
+        return sum(self.turn(update) == player for update in range(before))
+
+
+class Solution(NamedTuple):
+    """What was read from one completion of the generator."""
+
+    problem: Problem
+    text: str
+    steps: list[str]
+    ends: list[int]  # index of the token that completes each step
+    correct: bool
+    format: float
+
+
+class Player:
+    """A policy that learns, the frozen policy that it started as, and its optimizer."""
+
+    def __init__(self, policy: Policy, lr: float) -> None:
+        self.policy, self.reference = policy, policy.frozen_copy()
+        self.optimizer = adamw(policy, lr)
+
+
+class Tango:
+    """The state of a run: two players and the class counts."""
+
+    def __init__(self, config: TangoConfig, generator: Policy | None = None, verifier: Policy | None = None):
+        self.config = config
+        self.prompts = CHAT if config.prompts == "chat" else TINY
+        self.task, self.warmup_task = task_of(config.task), task_of(config.warmup_task or config.task)
+        self.players = {
+            "generator": Player(generator or load_policy(config.generator), config.lr),
+            "verifier": Player(verifier or load_policy(config.verifier), config.verifier_lr),
+        }
+        self.class_weights = ClassWeights(method=config.class_weights)
+
+    @property
+    def generator(self) -> Policy:
+        return self.players["generator"].policy
+
+    @property
+    def verifier(self) -> Policy:
+        return self.players["verifier"].policy
+
+    def update(self, number: int) -> dict[str, float]:
+        """Update number ``number`` (from 0) of the run; returns its metrics (see `METRICS`)."""
+        turn = self.config.turn(number)
+        metrics = (generator_update if turn == "generator" else verifier_update)(self, number)
+        return {"turn": turn} | metrics
+
+    def state_dict(self) -> dict:
+        return {"class_weights": self.class_weights.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.class_weights.load_state_dict(state["class_weights"])
+
+
+def generator_update(run: Tango, number: int) -> dict[str, float]:
+    """One update of the generator: outcome reward and the verifier's step rewards (Tango, Sec. 3)."""
+    config, done = run.config, run.config.turns("generator", number)
+    asked = problems(run.task, config.questions, f"{config.seed}/generator/{number}")
+    rollouts, solutions = solve(run, asked, config.group, seeded(config.seed, "solutions", number))
+    truths = [run.task.step_truth(s.problem, s.steps) for s in solutions]
+    verifications = judge(run, solutions, truths, seeded(config.seed, "verifications", number))
+    rollouts = rollouts.with_(reward=outcome_rewards(solutions, verifications, config.final_weight))
+    alpha, rollouts = 0.0, with_step_rewards(rollouts, solutions, verifications)
+    if config.step_source != "none":
+        alpha = alpha_at(done, config.turns("generator", config.updates), alpha0=config.alpha,
+                         alpha_min=config.alpha_min, schedule=config.alpha_schedule)  # fmt: skip
+    rollouts = with_advantage(rollouts, config, alpha)
+    losses = learn(run, "generator", rollouts, done)
+    return {"alpha": alpha} | losses | solution_metrics(rollouts, solutions, truths) | (
+        judgement_metrics(solutions, truths, verifications) if config.step_source == "verifier" else {}
+    )  # fmt: skip
+
+
+def verifier_update(run: Tango, number: int) -> dict[str, float]:
+    """One update of the verifier: only its final judgement is rewarded (Tango, Sec. 3)."""
+    config, done = run.config, run.config.turns("verifier", number)
+    task = run.warmup_task if number < config.verifier_warmup else run.task
+    asked = problems(task, config.questions, f"{config.seed}/verifier/{number}")
+    _, solutions = solve(run, asked, 1, seeded(config.seed, "fresh", number))
+    rollouts, verifications = verify(run, solutions, config.group, seeded(config.seed, "verify", number))
+    repeated = [s for s in solutions for _ in range(config.group)]
+    rewards = [
+        verifier_reward(v.final, s.correct, verifier_format_score(text, len(s.steps), s.format))
+        for v, s, text in zip(verifications, repeated, texts(run.verifier, rollouts), strict=True)
+    ]
+    correct = torch.tensor([s.correct for s in repeated])
+    rollouts = rollouts.with_(reward=torch.tensor(rewards), sample_weight=run.class_weights(correct))
+    rollouts = with_advantage(rollouts, config, alpha=0.0)
+    losses = learn(run, "verifier", rollouts, done)
+    truths = [task.step_truth(s.problem, s.steps) for s in repeated]
+    groups = [[v] for v in verifications]
+    shared = {"reward": float(rollouts.reward.mean()), "length": float(rollouts.length.float().mean())}
+    return losses | shared | judgement_metrics(repeated, truths, groups)
+
+
+# --- the stages ------------------------------------------------------------------------------------
+
+
+def texts(policy: Policy, rollouts: Rollouts) -> list[str]:
+    return [policy.decode(rollouts.tokens(row)) for row in range(len(rollouts))]
+
+
+def solve(
+    run: Tango, asked: Sequence[Problem], n: int, random: torch.Generator, *, temperature=None, policy=None
+):
+    """``n`` solutions of each problem, by the generator unless told: (rollouts, what was read from them)."""
+    config, policy = run.config, policy or run.generator
+    prompts = [run.prompts.encode(policy.tokenizer, run.prompts.generator(p.question)) for p in asked]
+    rollouts = sample(policy, prompts, n=n, max_new_tokens=config.max_new_tokens, generator=random,
+                      temperature=config.temperature if temperature is None else temperature)  # fmt: skip
+    repeated = [p for p in asked for _ in range(n)]
+    read = [read_solution(policy, rollouts.tokens(row), problem) for row, problem in enumerate(repeated)]
+    return rollouts, read
+
+
+def read_solution(policy: Policy, ids: list[int], problem: Problem) -> Solution:
+    text = policy.decode(ids)
+    answer = extract_answer(text)
+    return Solution(
+        problem=problem, text=text, steps=[step.text for step in split_steps(text)],
+        ends=step_end_positions(ids, policy.tokenizer), format=generator_format_score(text),
+        correct=answer is not None and answers_match(answer, problem.answer),
+    )  # fmt: skip
+
+
+def verify(run: Tango, solutions: Sequence[Solution], n: int, random: torch.Generator, temperature=None):
+    """``n`` verifications of each solution: (rollouts, what was read from them)."""
+    config, policy = run.config, run.verifier
+    asked = [run.prompts.verifier(s.problem.question, s.text, len(s.steps)) for s in solutions]
+    prompts = [run.prompts.encode(policy.tokenizer, text) for text in asked]
+    rollouts = sample(policy, prompts, n=n, max_new_tokens=config.verifier_max_new_tokens, generator=random,
+                      temperature=config.temperature if temperature is None else temperature)  # fmt: skip
+    counts = [len(s.steps) for s in solutions for _ in range(n)]
+    read = [parse_verification(t, k) for t, k in zip(texts(policy, rollouts), counts, strict=True)]
+    return rollouts, read
+
+
+def judge(run: Tango, solutions, truths, random: torch.Generator) -> list[list[Verification]]:
+    """R verifications of every solution, from where the configuration takes them."""
+    if run.config.step_source == "none":
+        return [[] for _ in solutions]
+    if run.config.step_source == "truth":
+        if any(truth is None for truth in truths):
+            raise ValueError("step_source: truth needs a task that knows its steps, such as kind: chain")
+        return [[Verification(list(t), s.correct)] for s, t in zip(solutions, truths, strict=True)]
+    n = run.config.verifications
+    _, read = verify(run, solutions, n, random)
+    return [read[i : i + n] for i in range(0, len(read), n)]
+
+
+def outcome_rewards(solutions, verifications, weight: float) -> Float[Tensor, " B"]:
+    """w * outcome + (1 - w) * final judgement (mean over R), where a final judgement was found."""
+    rewards = []
+    for solution, found in zip(solutions, verifications, strict=True):
+        finals = [float(v.final) for v in found if v.final is not None]
+        outcome = float(solution.correct)
+        final = sum(finals) / len(finals) if finals else outcome
+        rewards.append(weight * outcome + (1 - weight) * final)
+    return torch.tensor(rewards)
+
+
+def with_step_rewards(rollouts: Rollouts, solutions, verifications) -> Rollouts:
+    """Judgements become rewards on the last token of each step."""
+    if not all(verifications):
+        return rollouts
+    width = rollouts.completion_ids.shape[1]
+    pairs = [
+        [step_rewards(v.judgements, s.ends, width) for v in found]
+        for s, found in zip(solutions, verifications, strict=True)
+    ]
+    rewards = torch.stack([torch.stack([reward for reward, _ in row]) for row in pairs])
+    masks = torch.stack([torch.stack([mask for _, mask in row]) for row in pairs])
+    return rollouts.with_(step_reward=rewards, step_mask=masks)
+
+
+def with_advantage(rollouts: Rollouts, config: TangoConfig, alpha: float) -> Rollouts:
+    """Outcome advantage, mixed with the step advantage where there are step rewards."""
+    mask = rollouts.mask
+    advantage = outcome_advantage(rollouts.reward, rollouts.group, mask, estimator=config.estimator)
+    if rollouts.step_reward is not None:
+        scale = config.rloo_step_scale if config.estimator == "rloo" else None
+        step = step_advantage(rollouts.step_reward, rollouts.step_mask, rollouts.group, mask,
+                              estimator=config.estimator, scale=scale)  # fmt: skip
+        advantage = mix_advantages(advantage, step, alpha)
+    if config.mask_truncated:  # after the baseline: a cut-off completion still counts in its group's mean
+        advantage = advantage * rollouts.terminated[:, None]
+    return rollouts.with_(advantage=advantage)
+
+
+def learn(run: Tango, player: str, rollouts: Rollouts, done: int) -> dict[str, float]:
+    """One optimizer step of a player on its rollouts."""
+    config, me = run.config, run.players[player]
+    lr, kl_coef, limit = (
+        (config.lr, config.kl_coef, config.max_new_tokens) if player == "generator"
+        else (config.verifier_lr, config.verifier_kl_coef, config.verifier_max_new_tokens)
+    )  # fmt: skip
+    set_lr(me.optimizer, lr, done, config.lr_warmup)
+    parts = rollouts.micro_batches(config.micro_batch)
+
+    def loss_of(part: Rollouts):
+        with torch.no_grad():
+            ref_logp = me.reference.logp(part, temperature=config.temperature)
+        logp, entropy = me.policy.logp(part, temperature=config.temperature, return_entropy=True)
+        return tango_loss(
+            logp, part.old_logp, part.advantage, part.mask, ref_logp=ref_logp, entropy=entropy,
+            clip_eps=config.clip_eps, kl_coef=kl_coef, kl_kind=config.kl_kind,
+            entropy_coef=config.entropy_coef, sample_weight=part.sample_weight, aggregate=config.aggregate,
+            constant_length=limit,
+        )  # fmt: skip
+
+    return optimise(me.policy, me.optimizer, parts, shares_of(parts, config.aggregate), loss_of,
+                    max_grad_norm=config.max_grad_norm, batch={player: rollouts})  # fmt: skip
+
+
+# --- what is measured -------------------------------------------------------------------------------
+
+METRICS = {
+    "turn": "Whose update it was: generator or verifier.",
+    "alpha": "Weight of the step advantage in the mix; it decays over the generator's own updates.",
+    "loss": "The objective that was minimised: policy term - entropy bonus + KL penalty.",
+    "policy": "The clipped policy-gradient term; near 0 at one pass per batch, its gradient is not.",
+    "kl": "KL penalty towards the player's starting policy, per token (before its coefficient).",
+    "entropy": "Mean entropy of the tempered next-token distribution, in nats.",
+    "clip_fraction": "Share of tokens at which the clipped branch was active.",
+    "approx_kl": "Estimated KL between the policy that sampled and the one that was trained.",
+    "grad_norm": "Norm of the gradient before clipping.",
+    "reward": "Mean reward of the batch: for the generator the share of right answers, for the verifier "
+    "1.0 * [final judgement right] + 0.8 * format.",
+    "length": "Mean tokens of a completion, the end of sequence included.",
+    "truncated": "Share of completions cut off at the length limit.",
+    "dead_groups": "Share of groups whose rewards are all equal: they give no outcome signal.",
+    "format": "Mean format score of the solutions (not rewarded).",
+    "steps": "Mean number of steps in a solution.",
+    "step_truth": "Share of the generator's steps that are true (measured, never rewarded).",
+    "step_parsed": "Share of verifications with exactly one judgement per step.",
+    "step_balanced": "Mean of the shares of true and of false steps judged rightly (measured only).",
+    "step_correct_rate": "Share of steps that the verifier calls CORRECT.",
+    "final_accuracy": "Share of verifications whose final judgement is right; a missing one is wrong.",
+    "final_balanced": "Mean of the shares of right and of wrong solutions judged rightly in the end.",
+}
+
+
+def solution_metrics(rollouts: Rollouts, solutions, truths) -> dict[str, float]:
+    """How the generator's batch looks; truths are None for tasks that do not know their steps."""
+    reward = rollouts.reward
+    by_group = [reward[rollouts.group == g] for g in rollouts.group.unique()]
+    found = {
+        "reward": float(reward.mean()),
+        "length": float(rollouts.length.float().mean()),
+        "truncated": float((~rollouts.terminated).float().mean()),
+        "dead_groups": sum(bool((r == r[0]).all()) for r in by_group) / len(by_group),
+        "format": sum(s.format for s in solutions) / len(solutions),
+        "steps": sum(len(s.steps) for s in solutions) / len(solutions),
+    }
+    known = [step for truth in truths if truth is not None for step in truth]
+    return found | ({"step_truth": sum(known) / len(known)} if known else {})
+
+
+def balanced(judged: Sequence[bool | None], truth: Sequence[bool]) -> float:
+    """Mean of the two classes' accuracies (of the one class, if only one occurs); None is wrong."""
+    classes = [[j == t for j, t in zip(judged, truth, strict=True) if t is label] for label in (True, False)]
+    shares = [sum(c) / len(c) for c in classes if c]
+    return sum(shares) / len(shares) if shares else float("nan")
+
+
+def judgement_metrics(solutions, truths, verifications: list[list[Verification]]) -> dict[str, float]:
+    """How the verifier's judgements compare with the outcome and, where known, with the steps' truth."""
+    flat = [(s, t, v) for s, t, found in zip(solutions, truths, verifications, strict=True) for v in found]
+    finals, correct = [v.final for _, _, v in flat], [s.correct for s, _, _ in flat]
+    found = {
+        "final_accuracy": sum(f == c for f, c in zip(finals, correct, strict=True)) / len(flat),
+        "final_balanced": balanced(finals, correct),
+        "step_parsed": sum(v.judgements is not None for _, _, v in flat) / len(flat),
+    }
+    parsed = [(j, t) for _, truth, v in flat if truth is not None and v.judgements is not None
+              for j, t in zip(v.judgements, truth, strict=True)]  # fmt: skip
+    if parsed:
+        judged, true = zip(*parsed, strict=True)
+        found |= {"step_balanced": balanced(judged, true), "step_correct_rate": sum(judged) / len(judged)}
+    return found

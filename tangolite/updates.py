@@ -1,0 +1,87 @@
+"""What one update of any policy is made of: a seed, an optimizer, exact gradient accumulation.
+
+An update's randomness depends on the run's seed and the update's number alone, so a resumed run draws
+what the uninterrupted one would have drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tangolite.models import Policy
+from tangolite.rollouts import Rollouts
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient that is NaN or infinite; ``batch`` holds the rollouts that gave it."""
+
+    def __init__(self, what: str, batch: dict[str, Rollouts]) -> None:
+        super().__init__(what)
+        self.batch = batch
+
+
+def seeded(*parts: Any) -> torch.Generator:
+    """A random generator that depends on the parts alone, e.g. ``seeded(seed, "traces", update)``."""
+    return torch.Generator().manual_seed(random.Random("/".join(map(str, parts))).getrandbits(62))
+
+
+def adamw(policy: Policy, lr: float) -> torch.optim.AdamW:
+    """The optimizer of every player: no weight decay, which would pull a trained model towards zero."""
+    return torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
+
+
+def set_lr(
+    optimizer: torch.optim.Optimizer, lr: float, done: int, warmup: int, total: int | None = None
+) -> None:
+    """Linear warm-up over the player's own first updates; then constant, or with ``total`` a cosine to 0."""
+    factor = min(1.0, (done + 1) / max(warmup, 1))
+    if total is not None and done >= warmup:
+        factor = 0.5 + 0.5 * math.cos(math.pi * (done - warmup) / max(total - warmup, 1))
+    for group in optimizer.param_groups:
+        group["lr"] = lr * factor
+
+
+def optimise(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[Any],
+    shares: Sequence[float],
+    loss_of: Callable[[Any], NamedTuple],
+    *,
+    max_grad_norm: float,
+    batch: dict[str, Rollouts],
+) -> dict[str, float]:
+    """One optimizer step on the sum of ``share * loss_of(part).loss``.
+
+    The shares (a part's share of the tokens, or of the rollouts where each rollout counts once) make the
+    accumulated gradient that of the whole batch, whatever the size of the parts.  Returns the fields of
+    the losses, averaged with the shares, and the gradient's norm.  Raises NonFiniteError, before the
+    weights change, for a loss or gradient that is not finite.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    totals: dict[str, float] = {}
+    policy.model.train()
+    for part, share in zip(parts, shares, strict=True):
+        loss = loss_of(part)
+        if not torch.isfinite(loss.loss):
+            raise NonFiniteError(f"the loss is {loss.loss.item()}", batch)
+        (loss.loss * share).backward()
+        for name, value in loss._asdict().items():
+            totals[name] = totals.get(name, 0.0) + float(value.detach()) * share
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+    policy.model.eval()
+    if not torch.isfinite(norm):
+        raise NonFiniteError(f"the norm of the gradient is {norm.item()}", batch)
+    optimizer.step()
+    return totals | {"grad_norm": float(norm)}
+
+
+def shares_of(parts: Sequence[Rollouts], aggregate: str) -> list[float]:
+    """What each micro-batch counts for: its tokens where tokens are averaged, else its rollouts."""
+    sizes = [part.n_tokens if aggregate == "token" else len(part) for part in parts]
+    return [size / max(sum(sizes), 1) for size in sizes]
