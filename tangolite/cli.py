@@ -127,13 +127,10 @@ def run_eval(arguments) -> int:
 def run_warmstart(arguments) -> int:
     import torch
 
-    from tangolite.warmstart import make_covrl, make_tango
+    from tangolite.lab.weights import make_weights
 
     torch.set_num_threads(1)
-    for name, make in (("tango", make_tango), ("covrl", make_covrl)):
-        if arguments.only in (None, name):
-            make(arguments.out, arguments.seed)
-    return 0
+    return make_weights(arguments.out, arguments.seed, arguments.only)
 
 
 def run_bench(arguments) -> int:

@@ -80,7 +80,7 @@ METRICS = {
     "eval/answer": "Held-out problems answered rightly, decoding greedily.",
     "eval/step_truth": "Share of true steps in these greedy solutions.",
     "eval/answer_sampled": "Held-out problems answered rightly at the training temperature.",
-    "eval/step_balanced": "Balanced accuracy of the verifier's steps, greedy, on the generator's samples.",
+    "eval/step_balanced": "Balanced accuracy of the verifier's step judgements (sampled) on the generator's samples.",
     "eval/final_balanced": "Balanced accuracy of its final judgements on the same solutions.",
     "eval/final_accuracy": "Plain accuracy of its final judgements on the same solutions.",
     "eval/step_parsed": "Share of these verifications with one judgement per step.",
@@ -133,8 +133,8 @@ def evaluate_generator(run: Tango, count: int, seed: int | str) -> dict[str, flo
 
 
 def evaluate_verifier(run: Tango, solutions: Sequence[Solution]) -> dict[str, float]:
-    """Greedy verifications of these solutions, against the outcome and the steps' truth."""
-    _, read = verify(run, solutions, 1, seeded("greedy"), temperature=0.0)
+    """Verifications of these solutions, sampled as RL samples them, against the outcome and the steps' truth."""
+    _, read = verify(run, solutions, 1, seeded("verifications"))
     truths = [run.task.step_truth(s.problem, s.steps) for s in solutions]
     found = judgement_metrics(solutions, truths, [[v] for v in read])
     return found | ({"first_error_f1": error_f1(read, truths)} if None not in truths else {})

@@ -65,7 +65,7 @@ def _fill(x: Tensor, mask: Bool[Tensor, "B T"]) -> Tensor:
 
 
 def _bregman(x: Tensor) -> Tensor:
-    """x + exp(-x) - 1, at least 0. With x = -log ratio this is k3; rounding near x = 0 may leave -1e-8."""
+    """x + exp(-x) - 1, at least 0 (the clamp is for an expm1 off in its last digit); k3 is that of x = -d."""
     return (x + torch.expm1((-x).clamp(max=LOG_MAX))).clamp(min=0)
 
 
@@ -143,7 +143,7 @@ def policy_loss(
     clipped = -advantage * ratio.clamp(1 - clip_eps, 1 + clip_eps)
     per_token = torch.maximum(free, clipped)
     if sample_weight is not None:
-        per_token = per_token * _fill(sample_weight[:, None].expand(mask.shape), mask).detach()
+        per_token = per_token * as_float(sample_weight).detach()[:, None]
     loss = _aggregate(per_token, mask, aggregate, constant_length=constant_length)
     return PolicyLoss(loss, _aggregate(clipped.detach() > free.detach(), mask), approx_kl)
 

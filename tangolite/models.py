@@ -7,6 +7,7 @@ A `Policy` is a model, its tokenizer and the ids that end a completion.  Its one
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,6 +158,13 @@ class Policy:
         return torch.log_softmax(logits / temperature, dim=-1)
 
 
+def trainable_copy(policy: Policy) -> Policy:
+    """An independent copy that learns on its own."""
+    copied = policy.frozen_copy()
+    copied.model.requires_grad_(True)
+    return copied
+
+
 @contextmanager
 def sampling_mode(model: nn.Module) -> Iterator[None]:
     """No gradient and no dropout inside; the model's previous mode afterwards."""
@@ -175,13 +183,35 @@ def tiny_policy(seed: int = 0, **sizes: int) -> Policy:
 
 
 def load_policy(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Policy:
-    """A built-in model by name (a folder of ``tangolite/weights``), or any causal LM by name or folder."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """A built-in model by name (a folder of ``tangolite/weights``), or any causal LM by name or folder.
+
+    Weights are read from safetensors only.  Raises OSError, with the library's reason, for a name or
+    folder that holds no model.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     folder = WEIGHTS / str(name_or_folder)
     source = folder if folder.is_dir() else name_or_folder
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
-    return Policy.of(model.eval(), AutoTokenizer.from_pretrained(source))
+    return Policy.of(model.eval(), load_tokenizer(source))
+
+
+def load_tokenizer(source: str | Path):
+    """The tokenizer of a model, as its own files describe it.
+
+    `AutoTokenizer` (5.24) goes by the model's type: for a folder with a Qwen2 model it puts Qwen's own
+    splitting rules in place of those in `tokenizer.json`.  A tokenizer that was saved as a generic fast
+    one is therefore read as such.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    settings = Path(source) / "tokenizer_config.json"
+    generic = ("PreTrainedTokenizerFast", "TokenizersBackend")
+    if settings.is_file() and json.loads(settings.read_text(encoding="utf-8"))["tokenizer_class"] in generic:
+        return PreTrainedTokenizerFast.from_pretrained(source)
+    return AutoTokenizer.from_pretrained(source)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -273,7 +273,7 @@ def _holds_nothing_else(text: str, body: tuple[int, int], final: tuple[int, int]
     before = text[: body[0] - len("<step_verification>")]
     between = text[body[1] + len("</step_verification>") : final[0] - len("<final_verification>")]
     after = text[final[1] + len("</final_verification>") :]
-    return body[1] < final[0] and not (before + between + after).strip()
+    return not (before + between + after).strip()
 
 
 def _text_between(text: str, steps: list[Step], start: int, end: int) -> str:
@@ -304,7 +304,9 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
 def _token_indices(ends: list[int], text: str, ids: list[int], tokenizer: Any) -> list[int]:
     """For each character count in `ends`, the index of the token that completes `text[:count]`."""
     chunks = _chunks(ids, tokenizer)
-    if "".join(chunk for _, chunk in chunks) != text:  # the texts of tokens depend on what precedes them
+    # A token's text alone is never longer than its share of the whole (decoders may drop a leading space): if
+    # the chunks make up the text, each is in its place. If not, the whole is one chunk.
+    if "".join(chunk for _, chunk in chunks) != text:
         chunks = [(ids, text)]
     chunk_ends = list(accumulate(len(chunk) for _, chunk in chunks))
     first_token = list(accumulate((len(run) for run, _ in chunks), initial=0))
@@ -318,26 +320,20 @@ def _token_indices(ends: list[int], text: str, ids: list[int], tokenizer: Any) -
 
 
 def _chunks(ids: list[int], tokenizer: Any) -> list[tuple[list[int], str]]:
-    """Runs of ids with their texts: a token alone where it has a text of its own, else with all its like.
+    """Runs of ids with their texts: a token alone where it holds whole characters, else with all its like.
 
     A byte-level token may hold part of a character that only its neighbours complete: they are decoded
     together.
     """
     own_text = _own_texts(tokenizer)
-    runs: list[tuple[list[int], str | None]] = []
+    runs: list[tuple[list[int], str]] = []
     for i in ids:
-        piece = own_text[i] if i in own_text else own_text.setdefault(i, _own_text(i, tokenizer))
-        if piece is None and runs and runs[-1][1] is None:
+        piece = own_text[i] if i in own_text else own_text.setdefault(i, _decode(tokenizer, [i]))
+        if _REPLACEMENT in piece and runs and _REPLACEMENT in runs[-1][1]:
             runs[-1][0].append(i)
         else:
             runs.append(([i], piece))
-    return [(run, _decode(tokenizer, run) if piece is None else piece) for run, piece in runs]
-
-
-def _own_text(token_id: int, tokenizer: Any) -> str | None:
-    """Text of a token wherever it stands; None if neighbours matter (word starts, parts of characters)."""
-    alone, twice = _decode(tokenizer, [token_id]), _decode(tokenizer, [token_id, token_id])
-    return alone if twice == alone + alone and _REPLACEMENT not in alone else None
+    return [(run, _decode(tokenizer, run) if len(run) > 1 else piece) for run, piece in runs]
 
 
 def _completing(run: list[int], target: str, tokenizer: Any) -> int:
@@ -354,12 +350,12 @@ def _completing(run: list[int], target: str, tokenizer: Any) -> int:
 
 
 @lru_cache(maxsize=8)
-def _cache(tokenizer: Any) -> dict[int, str | None]:
+def _cache(tokenizer: Any) -> dict[int, str]:
     return {}
 
 
-def _own_texts(tokenizer: Any) -> dict[int, str | None]:
-    """`_own_text` of ids seen so far, as decoding one by one is slow. A stale entry costs only time."""
+def _own_texts(tokenizer: Any) -> dict[int, str]:
+    """Texts of the ids seen so far, each decoded alone, which is slow. A stale entry costs only time."""
     try:
         return _cache(tokenizer)
     except TypeError:  # not hashable

@@ -53,7 +53,7 @@ class TangoConfig:
     verifier: str = "tiny-verifier"
     prompts: str = "tiny"  # tiny | chat
     task: dict = field(default_factory=lambda: {"kind": "chain"})
-    warmup_task: dict | None = None  # the verifier's warm-up may use easier problems
+    verifier_task: dict | None = None  # what the verifier learns on, where it differs (easier problems)
     verifier_warmup: int = 40
     generator_per_verifier: int = 3
     verifier_updates: str = "always"  # always | warmup (then frozen) | never
@@ -138,7 +138,7 @@ class Tango:
     def __init__(self, config: TangoConfig, generator: Policy | None = None, verifier: Policy | None = None):
         self.config = config
         self.prompts = CHAT if config.prompts == "chat" else TINY
-        self.task, self.warmup_task = task_of(config.task), task_of(config.warmup_task or config.task)
+        self.task, self.verifier_task = task_of(config.task), task_of(config.verifier_task or config.task)
         self.players = {
             "generator": Player(generator or load_policy(config.generator), config.lr),
             "verifier": Player(verifier or load_policy(config.verifier), config.verifier_lr),
@@ -188,7 +188,7 @@ def generator_update(run: Tango, number: int) -> dict[str, float]:
 def verifier_update(run: Tango, number: int) -> dict[str, float]:
     """One update of the verifier: only its final judgement is rewarded (Tango, Sec. 3)."""
     config, done = run.config, run.config.turns("verifier", number)
-    task = run.warmup_task if number < config.verifier_warmup else run.task
+    task = run.verifier_task
     asked = problems(task, config.questions, f"{config.seed}/verifier/{number}")
     _, solutions = solve(run, asked, 1, seeded(config.seed, "fresh", number))
     rollouts, verifications = verify(run, solutions, config.group, seeded(config.seed, "verify", number))

@@ -80,6 +80,10 @@ class ChainArithmetic:
         shift = rng.randrange(1, self.modulus)
         return str((int(self.truth(fact)) + shift) % self.modulus)
 
+    def guess(self, fact: Fact, rng: random.Random) -> str:
+        """Any result at all."""
+        return str(rng.randrange(self.modulus))
+
     def _walk(self, question: str, teacher: Teacher) -> list[tuple[str, str]]:
         first, *operations = re.findall(r"[+*-]?\d+", question)
         value, walked = first, []
@@ -112,6 +116,10 @@ class ChainArithmetic:
             value = int(result)
         slip = rng.random() < rate / 8
         return steps, str((value + rng.randrange(1, self.modulus)) % self.modulus if slip else value)
+
+    def follows(self, steps: Sequence[str], answer: str) -> bool:
+        """Is the answer what the steps say it is?"""
+        return bool(steps) and steps[-1].partition("=")[2] == answer
 
     def recompute(self, problem: Problem, steps: Sequence[str]) -> list[tuple[str, str]]:
         """What each step should be, given the question and what was claimed before: (step, claim)."""
@@ -167,6 +175,9 @@ class LastLetters:
     def believe(self, fact: Fact, rng: random.Random) -> str:
         return rng.choice([c for c in "abcdefghijklmnopqrstuvwxyz" if c != self.truth(fact)])
 
+    def guess(self, fact: Fact, rng: random.Random) -> str:
+        return rng.choice("abcdefghijklmnopqrstuvwxyz")
+
     def solve(self, problem: Problem, teacher: Teacher | None = None) -> tuple[list[str], str]:
         letters = [(word, (teacher or self.truth)((word,))) for word in problem.question.split()]
         return [f"{word}={letter}" for word, letter in letters], "".join(letter for _, letter in letters)
@@ -174,6 +185,9 @@ class LastLetters:
     def flawed(self, problem: Problem, rng: random.Random, rate: float) -> tuple[list[str], str]:
         wrong = lambda fact: self.believe(fact, rng) if rng.random() < rate else self.truth(fact)  # noqa: E731
         return self.solve(problem, wrong)
+
+    def follows(self, steps: Sequence[str], answer: str) -> bool:
+        return "".join(step.partition("=")[2] for step in steps) == answer
 
     def recompute(self, problem: Problem, steps: Sequence[str]) -> list[tuple[str, str]]:
         pairs = zip(problem.question.split(), steps, strict=False)
@@ -222,12 +236,21 @@ def problems(task: Task, count: int, seed: int | str) -> list[Problem]:
     return [task.problem(rng) for _ in range(count)]
 
 
-def misconceptions(task: Task, fraction: float, seed: int | str) -> Teacher:
-    """A teacher who believes one fixed wrong result for a ``fraction`` of the task's facts."""
+def misconceptions(
+    task: Task, *, fraction: float, rate: float, seed: int | str
+) -> Callable[[random.Random], Teacher]:
+    """A teacher who has one fixed wrong result for a ``fraction`` of the facts, and gives it at this rate.
+
+    At a rate under 1 the truth is still said now and then: a model taught so can find it again by sampling.
+    """
     rng = random.Random(f"misconceptions/{seed}")
     facts = task.facts()
     wrong = {fact: task.believe(fact, rng) for fact in rng.sample(facts, round(fraction * len(facts)))}
-    return lambda fact: wrong.get(fact) or task.truth(fact)
+
+    def teacher(draw: random.Random) -> Teacher:
+        return lambda fact: wrong[fact] if fact in wrong and draw.random() < rate else task.truth(fact)
+
+    return teacher
 
 
 def read_jsonl(path: str | Path, *, question: str = "question", answer: str = "answer") -> list[Problem]:

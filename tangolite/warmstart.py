@@ -1,26 +1,31 @@
 """The supervised warm start of the built-in models: format and skill, with room left to learn.
 
-What is taught, in plain words.  The *generator* sees clean worked chains, then chains of a teacher who
-believes a wrong result for four facts in ten; so it starts RL with misconceptions to unlearn.  The
-*verifier* starts from the clean base and sees verifications with true step labels; it is then weakened
-on verifications whose verdicts are random, so that it can judge only a little better than chance.  RL
+What is taught, in plain words.  The *base* sees clean worked chains.  From it, the *generator* is
+taught by somebody who believes a wrong result for about a third of the facts and says it more often
+than not: it starts RL with misconceptions to unlearn, and with the truth still within reach.  The
+*verifier* is taught on verifications **with true step labels**, then weakened on verifications whose
+verdicts are random, until it judges little better than chance; it still recomputes every step.  RL
 never sees a step label: what it can do is bring back and sharpen a skill that this training gave, as
-RL at 7B brings out what pre-training gave.  The *CoVRL* policy sees noisy traces under both prompts.
+RL at 7B brings out what pre-training gave.  The *CoVRL* policy sees noisy traces under both prompts;
+as the prior it guesses four facts in ten.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from tangolite.losses import aggregate
-from tangolite.models import Policy
-from tangolite.prompts import TINY, Prompts, judgement, solution_text, verification_text
+from tangolite.models import Policy, tiny_policy, trainable_copy
+from tangolite.prompts import TINY, solution_text, verification_text
 from tangolite.rollouts import Rollouts, pad_left, pad_right
-from tangolite.tasks import Problem, Task, Teacher
+from tangolite.tasks import ChainArithmetic, Fact, Problem, Task, Teacher, misconceptions
 
 Example = tuple[list[int], list[int]]  # prompt ids, completion ids with the end of sequence
 
@@ -73,34 +78,120 @@ def finish(policy: Policy, text: str) -> list[int]:
 
 
 def solution_example(
-    policy: Policy, task: Task, rng: random.Random, teacher: Teacher | None = None, prompts: Prompts = TINY
+    policy: Policy, task: Task, rng: random.Random, teacher: Teacher | None = None
 ) -> Example:
     """A question and the solution of somebody with these beliefs (the truth unless told)."""
     problem = task.problem(rng)
-    steps, answer = task.solve(problem, teacher)
-    prompt = prompts.encode(policy.tokenizer, prompts.generator(problem.question))
-    return prompt, finish(policy, solution_text(steps, answer))
+    text = solution_text(*task.solve(problem, teacher))
+    return policy.encode(TINY.generator(problem.question)), finish(policy, text)
 
 
 def written_verification(
-    task: Task, problem: Problem, steps: Sequence[str], answer: str, verdicts: Sequence[bool], final: bool
+    task: Task, problem: Problem, steps: Sequence[str], verdicts: Sequence[bool], final: bool
 ) -> str:
     """A verification that recomputes every step, copies what was claimed, and gives these verdicts."""
-    checked = task.recompute(problem, steps)
-    analyses = [f"{step};{claim}" for step, claim in checked]
+    analyses = [f"{step};{claim}" for step, claim in task.recompute(problem, steps)]
     return verification_text(analyses, list(verdicts), final)
 
 
-def verification_example(
-    policy: Policy, task: Task, rng: random.Random, *, noise: float = 0.0, prompts: Prompts = TINY
-) -> Example:
-    """A flawed solution and its verification; each verdict is drawn at random at the rate ``noise``."""
+def verification_example(policy: Policy, task: Task, rng: random.Random, *, flip: float = 0.0) -> Example:
+    """A flawed solution and its verification; each step's verdict is turned round at the rate ``flip``.
+
+    The final judgement follows from what was judged: CORRECT when every step was judged so and the answer
+    is what the last step says.  That link is what lets a reward on the final judgement reach the steps.
+    """
     problem = task.problem(rng)
-    rate = rng.choice([0.0, 0.0, 0.1, 0.3, 0.5])
-    steps, answer = task.flawed(problem, rng, rate)
-    verdicts = task.step_truth(problem, steps)
-    final = answer == problem.answer
-    shaken = [rng.random() < 0.5 if rng.random() < noise else v for v in [*verdicts, final]]
-    text = written_verification(task, problem, steps, answer, shaken[:-1], shaken[-1])
-    prompt = prompts.verifier(problem.question, solution_text(steps, answer), len(steps))
-    return prompts.encode(policy.tokenizer, prompt), finish(policy, text)
+    steps, answer = task.flawed(problem, rng, rng.choice([0.0, 0.0, 0.1, 0.3, 0.5]))
+    judged = [verdict != (rng.random() < flip) for verdict in task.step_truth(problem, steps)]
+    final = all(judged) and task.follows(steps, answer)
+    prompt = TINY.verifier(problem.question, solution_text(steps, answer), len(steps))
+    text = written_verification(task, problem, steps, judged, final)
+    return policy.encode(prompt), finish(policy, text)
+
+
+def trace_example(policy: Policy, task: Task, rng: random.Random, guessed: set[Fact], slip: float) -> Example:
+    """Half prior, half posterior: the prior guesses some facts, the posterior slips now and then."""
+    problem, prior = task.problem(rng), rng.random() < 0.5
+
+    def teacher(fact: Fact) -> str:
+        wrong = fact in guessed if prior else rng.random() < slip
+        return task.guess(fact, rng) if wrong else task.truth(fact)
+
+    steps, _ = task.solve(problem, teacher)
+    results = " ".join(step.partition("=")[2] for step in steps)
+    body = "".join(f"<step>{step}</step>" for step in steps)
+    prompt = TINY.prior(problem.question) if prior else TINY.posterior(problem.question, problem.shown)
+    return policy.encode(prompt), finish(policy, f"<think>{body}</think><answer>{results}</answer>")
+
+
+# --- the built-in models -----------------------------------------------------------------------------
+
+CHAIN = ChainArithmetic(steps=8)
+SHORT = ChainArithmetic(steps=(2, 3))
+MIXED = ChainArithmetic(steps=(2, 3, 4, 6, 8))
+COVRL_CHAIN = ChainArithmetic(modulus=5, steps=3, operators="+*", operands=(0, 4))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One stretch of supervised learning."""
+
+    what: str
+    updates: int
+    lr: float
+    draw: Callable[[Policy, random.Random], Example]
+
+
+def tango_lessons(seed: int) -> dict[str, list[Lesson]]:
+    """What the base is taught, and after it (from the base) the generator and the verifier."""
+    teacher = misconceptions(CHAIN, fraction=0.35, rate=0.6, seed=seed)
+    return {
+        "base": [Lesson("clean chains", 1200, 4e-3, lambda p, r: solution_example(p, MIXED, r))],
+        "generator": [
+            Lesson("misconceptions", 200, 1e-3, lambda p, r: solution_example(p, CHAIN, r, teacher(r)))
+        ],
+        "verifier": [
+            Lesson("true step labels", 1000, 4e-3, lambda p, r: verification_example(p, MIXED, r)),
+            Lesson("shaken verdicts", 40, 5e-4, lambda p, r: verification_example(p, MIXED, r, flip=0.3)),
+        ],
+    }
+
+
+def covrl_lesson(seed: int) -> Lesson:
+    """Noisy traces under both prompts; four facts in ten are guessed anew each time."""
+    facts = COVRL_CHAIN.facts()
+    guessed = set(random.Random(f"guessed/{seed}").sample(facts, round(0.4 * len(facts))))
+    return Lesson("noisy traces", 600, 4e-3, lambda p, r: trace_example(p, COVRL_CHAIN, r, guessed, 0.12))
+
+
+def teach(policy: Policy, lesson: Lesson, seed: int, say: Callable[[str], None] = print) -> list[float]:
+    """Run one lesson, with a line of progress now and then; returns its losses."""
+    began = time.monotonic()
+
+    def on_update(update: int, loss: float) -> None:
+        if (update + 1) % 100 == 0 or update + 1 == lesson.updates:
+            left = (time.monotonic() - began) / (update + 1) * (lesson.updates - update - 1)
+            say(f"  {lesson.what}: {update + 1}/{lesson.updates}, loss {loss:.4f}, {left:.0f} s left")
+
+    draw = partial(lesson.draw, policy)
+    return fit(
+        policy, draw, updates=lesson.updates, lr=lesson.lr, seed=f"{lesson.what}/{seed}", on_update=on_update
+    )
+
+
+def make_tango(seed: int, say: Callable[[str], None] = print) -> dict[str, Policy]:
+    """The starting generator and verifier of a seed, from nothing (about 6 minutes of one core)."""
+    lessons, made = tango_lessons(seed), {"base": tiny_policy(seed)}
+    for name, course in lessons.items():
+        policy = made["base"] if name == "base" else trainable_copy(made["base"])
+        for lesson in course:
+            teach(policy, lesson, seed, say)
+        made[name] = policy
+    return {"tiny-generator": made["generator"], "tiny-verifier": made["verifier"]}
+
+
+def make_covrl(seed: int, say: Callable[[str], None] = print) -> dict[str, Policy]:
+    """The starting CoVRL policy of a seed, from nothing (about 2 minutes of one core)."""
+    policy = tiny_policy(seed)
+    teach(policy, covrl_lesson(seed), seed, say)
+    return {"tiny-covrl": policy}

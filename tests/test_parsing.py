@@ -53,6 +53,9 @@ def contents(text: str) -> list[str]:
     return [step.text for step in split_steps(text)]
 
 
+C = r"\boxed{CORRECT}"
+
+
 def verification(*blocks: str, final: str = r"\boxed{CORRECT}") -> str:
     steps = "\n".join(f"<step>{block}</step>" for block in blocks)
     steps = f"<step_verification>\n{steps}\n</step_verification>"
@@ -96,6 +99,14 @@ def test_a_thinking_block_that_never_closes_ends_at_the_answer_or_at_the_end():
 def test_a_thinking_block_opened_by_the_prompt_begins_with_the_text():
     text = r"<step>a \boxed{3}</step></think><answer>\boxed{4}</answer><step>b</step>"
     assert (contents(text), extract_answer(text)) == (["a \\boxed{3}"], "4")
+    assert contents("<step>a</step></think><step>b</step><answer>4</answer>") == ["a"]
+    assert extract_answer(r"a \boxed{3}</think>") is None
+    assert extract_answer(r"say <answer>\boxed{3}</answer></think>") is None
+
+
+def test_a_second_opening_tag_changes_nothing():
+    assert contents("<think><step>a</step><think><step>b</step></think><step>c</step>") == ["a", "b"]
+    assert extract_answer(r"<answer>\boxed{4}<think></answer> or \boxed{3}") == "4"
 
 
 @pytest.mark.parametrize(
@@ -289,6 +300,13 @@ def test_a_final_tag_quoted_in_a_step_is_not_the_final_judgement():
     assert parse_verification(text, 1) == ([True], None)
 
 
+def test_closing_tags_before_opening_ones_are_malformed():
+    text = verification(C)
+    swapped = re.sub(r"<(/?)(\w+_verification)>", lambda m: f"<{'' if m[1] else '/'}{m[2]}>", text)
+    assert parse_verification(swapped, 1) == (None, None)
+    assert verifier_format_score(swapped, 1) == 0.0
+
+
 def test_two_step_verifications_are_malformed():
     text = verification(r"\boxed{CORRECT}")
     assert parse_verification("<step_verification></step_verification>" + text, 1) == (None, True)
@@ -362,9 +380,6 @@ def test_steps_outside_the_thinking_block_do_not_buy_format():
 
 def test_an_answer_named_in_the_thinking_block_does_not_buy_format():
     assert generator_format_score(r"<think><step>a</step><answer>\boxed{1}</answer></think>") == 0.0
-
-
-C = r"\boxed{CORRECT}"
 
 
 @pytest.mark.parametrize(

@@ -126,13 +126,23 @@ def test_the_order_rule_lets_through_what_it_should() -> None:
     assert order_faults("logprob", imports_of("from .reference import f", ("tangolite", "logprob"))) == []
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    script = f"import sys, tangolite; print([name for name in {HEAVY} if name in sys.modules])"
+def loaded_by(statement: str, names: tuple[str, ...]) -> str:
+    script = f"import sys; {statement}; print(*(name for name in {names} if name in sys.modules))"
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == "[]"
+    return result.stdout.strip()
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert loaded_by("import tangolite", HEAVY) == ""
+    assert loaded_by("import tangolite, matplotlib", HEAVY) == "matplotlib"  # the check can see one
+
+
+def test_no_module_loads_the_large_packages_before_they_are_used() -> None:
+    every = ", ".join(f"tangolite.{name}" for name in ORDER)
+    assert loaded_by(f"import {every}", ("bitsandbytes", "vllm", "triton", "datasets", "peft")) == ""
 
 
 def code_lines(source: str) -> int:
@@ -230,7 +240,7 @@ def test_triton_is_asked_for_only_where_it_exists() -> None:
 
 def test_what_the_code_imports_is_declared() -> None:
     spelled = {"yaml": "pyyaml", "math_verify": "math-verify", "IPython": "ipykernel"}
-    brought = {"tokenizers", "huggingface_hub", "nbformat", "nbclient"}  # by transformers and nbconvert
+    brought = {"tokenizers", "huggingface_hub", "latex2sympy2_extended", "nbformat", "nbclient"}  # by those
     optional = {"vllm", "datasets", "gguf", "pyarrow", "pandas"}  # asked for by name where they are used
     known = {*direct(), *brought, *optional, "tangolite"}
     for path in SOURCES:
@@ -549,6 +559,9 @@ def test_refreshing_in_place_leaves_a_notebook_that_the_guard_accepts(tmp_path) 
     assert run_notebooks.main([str(path), "--in-place"]) == 0
     first = path.read_text("utf-8")
     assert notebook_faults(json.loads(first)) == []
+    assert json.loads(first)["metadata"]["language_info"] == {
+        "name": "python"
+    }  # no version of this machine's
     assert run_notebooks.main([str(path), "--in-place"]) == 0
     assert path.read_text("utf-8") == first  # the same bytes again: no clock, no machine
 

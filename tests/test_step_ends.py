@@ -1,7 +1,7 @@
 """Step ends on sampled token ids, for tokenizers of every kind.
 
-Two independent references: for byte-level tokenizers the bytes of each token laid end to end (tags are ASCII, so
-the structure can be read from bytes as latin-1); for all others a scan over every decoded prefix.
+Two independent references: for byte-level tokenizers the bytes of each token laid end to end (tags are ASCII,
+so the structure can be read from bytes as latin-1); for all others a scan over every decoded prefix.
 """
 
 from __future__ import annotations

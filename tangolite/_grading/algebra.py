@@ -1,9 +1,11 @@
-"""What the worker process does with two formulas: math-verify reads and compares them, and its verdict is checked.
+"""What the worker process does with two formulas: math-verify reads and compares them, and its verdict is
+checked.
 
-math-verify compares numbers by rounding to absolute decimals, so two small numbers are equal to it, and it drops units,
-bases and types on the way. Units, types and rational numbers never get here (`grading` deals with them); what remains
-is checked by evaluating both formulas at a few points to 60 digits: a difference seen there overrules "equal", an
-agreement overrules "different".
+math-verify compares numbers by rounding to absolute decimals, so two small numbers are equal to it, and it
+drops units, bases and types on the way. Units, types and rational numbers never get here (`grading` deals
+with them). What remains are formulas: both are evaluated at a few points to 60 digits, and where that can be
+done it decides. All else (relations, sets, unknown functions) is math-verify's verdict, refused where
+rounding could have made it.
 
 Only math-verify's LaTeX grammar reads the text. Its other reader, for plain expressions, goes through sympy's
 `parse_expr`, which evaluates Python, and is left out.
@@ -24,10 +26,10 @@ logging.disable(logging.CRITICAL)  # math-verify warns that its timeouts are off
 
 DIGITS = 60
 AGREE = sympy.Float(10) ** -40  # relative
-POINTS = (  # no simple relation among them; both signs, so that |x| and x differ
-    ("0.7348469228", "-1.3160740130", "2.2795070569", "-0.4142135624", "1.7099759467", "-2.6457513111"),
-    ("-1.9129311828", "0.5848035476", "-0.8414709848", "3.1622776602", "-0.3010299957", "1.2599210499"),
-    ("2.0943951024", "1.1447298858", "-1.6180339887", "-2.3025850930", "0.6931471806", "-0.5772156649"),
+POINTS = (  # both signs, so that |x| and x differ; small denominators, or sympy factors for minutes
+    ("7/5", "-13/11", "17/7", "-19/23", "31/13", "-37/29"),
+    ("-12/7", "23/19", "-11/13", "29/17", "-8/31", "41/23"),
+    ("25/11", "14/13", "-27/17", "-43/19", "9/29", "-16/37"),
 )
 _CONFIG = LatexExtractionConfig(
     normalization_config=NormalizationConfig(
@@ -68,11 +70,12 @@ def _verified(a, b) -> bool:
 
 
 def _compare_expressions(a: sympy.Expr, b: sympy.Expr) -> dict:
-    said = _verified(a, b)
+    """Values decide where they can be computed; math-verify where they cannot (unknown functions,
+    divergence)."""
     seen = _same_values(a, b)
-    if seen is None or seen == said:
-        return {"match": said, "reason": "math-verify"}
-    return {"match": seen, "reason": f"{'equal' if seen else 'different'} to {DIGITS} digits"}
+    if seen is None:
+        return {"match": _verified(a, b), "reason": "math-verify"}
+    return {"match": seen, "reason": f"{'equal' if seen else 'different'} at high precision"}
 
 
 def _cases(latex: str) -> frozenset[str]:
@@ -85,19 +88,24 @@ def _family(x) -> str:
     """Coarse type: a set, an interval or a relation may stand for each other, nothing else may."""
     if isinstance(x, (sympy.Set, Relational)) or type(x).__name__ == "And":
         return "set"
-    return "tuple" if isinstance(x, sympy.Tuple) else "matrix" if isinstance(x, sympy.MatrixBase) else "expression"
+    if isinstance(x, (sympy.MatrixBase, sympy.MatrixExpr)):
+        return "matrix"
+    return "tuple" if isinstance(x, sympy.Tuple) else "expression"
 
 
 def _plain_numbers(x) -> bool:
-    """Whether all numbers in it are rationals of moderate size, so that rounding cannot have made things equal."""
+    """Whether all numbers in it are rationals of moderate size, so that rounding cannot have made things
+    equal."""
     return all(
-        n.is_Rational and abs(n.p) <= 10**6 and n.q <= 10**6 for n in x.doit().atoms(sympy.Number) if n.is_finite
+        n.is_Rational and abs(n.p) <= 10**6 and n.q <= 10**6
+        for n in x.doit().atoms(sympy.Number)
+        if n.is_finite
     )
 
 
 def _value(x: sympy.Expr, point: dict) -> sympy.Expr | None:
     try:
-        value = x.subs(point).doit().evalf(DIGITS, maxn=400)
+        value = x.subs(point).evalf(DIGITS, maxn=400)
     except Exception:
         return None
     parts = value.as_real_imag()
@@ -115,8 +123,10 @@ def _points(*expressions: sympy.Expr) -> list[dict]:
 
 
 def _same_values(a: sympy.Expr, b: sympy.Expr) -> bool | None:
-    """Whether two expressions agree at the points to 40 of 60 digits, relatively; None if that cannot be computed."""
+    """Whether two expressions agree at the points to 40 of 60 digits, relatively; None if that cannot be
+    computed."""
     verdicts = []
+    a, b = a.doit(), b.doit()  # before numbers go in: a sum to n has no value at n = 7/5, its closed form has
     for point in _points(a, b):
         u, v = _value(a, point), _value(b, point)
         if u is not None and v is not None:
@@ -133,12 +143,14 @@ def _close(u: sympy.Expr, v: sympy.Expr) -> bool:
 
 
 def _vanishes(u: sympy.Expr) -> bool:
-    """Zero, or a sum that cancelled until no digit was left (sympy then gives the result a precision of one bit)."""
+    """Zero, or a sum that cancelled until no digit was left (sympy then gives the result a precision of one
+    bit)."""
     return all(p == 0 or getattr(p, "_prec", DIGITS) <= 1 for p in u.as_real_imag())
 
 
 def _proportional(a: sympy.Expr, b: sympy.Expr) -> bool:
     ratios = []
+    a, b = a.doit(), b.doit()
     for point in _points(a, b):
         u, v = _value(a, point), _value(b, point)
         if u is None or v is None or _vanishes(u) or _vanishes(v):

@@ -1,9 +1,8 @@
 """Exact arithmetic on answers, with limits, and the guard that keeps monstrous ones away from algebra.
 
 `evaluate` reads a canonical spelling (`text.tidy`) made of numbers, `+ - * / ^ ! %`, `\\frac`, `\\binom`,
-brackets and mixed numbers, and nothing else. Its values are `Fraction`s: 1/3**50 and 1/3**51 differ, whatever the
-number of decimals that a float would keep.
-"""
+brackets and mixed numbers, and nothing else. Its values are `Fraction`s: 1/3**50 and 1/3**51 differ, whatever
+the number of decimals that a float would keep."""
 
 from __future__ import annotations
 
@@ -18,6 +17,7 @@ MAX_FACTORIAL = 3_248  # the largest n with fewer than 10^4 digits in n!
 MAX_LITERAL = 4_000  # digits that are typed; Python itself refuses to read more than 4300
 MAX_FORMULA = 500  # characters of a formula that is handed to algebra
 MAX_NESTING = 30
+MAX_TOWER = 3  # e^{e^{e^{x}}} is refused
 
 
 class TooBig(Exception):
@@ -139,7 +139,7 @@ class _Reader:
 
     def atom(self) -> Fraction:
         first = self.peek()
-        if first.isdigit() and first.isascii() or first == ".":
+        if (first.isdigit() and first.isascii()) or first == ".":
             return self.number()
         if first in ("(", "{", "["):
             return self.group(first, {"(": ")", "{": "}", "[": "]"}[first])
@@ -178,7 +178,7 @@ class _Reader:
 def evaluate(text: str) -> Fraction:
     """The rational number that a canonical spelling writes.
 
-    Raises `NotExact` if it writes none, and `TooBig` rather than compute with numbers of more than 10^4 digits.
+    Raises `NotExact` if it writes none, and `TooBig` rather than compute with more than 10^4 digits.
     """
     if nesting(text) > MAX_NESTING:
         raise NotExact
@@ -211,23 +211,25 @@ def too_heavy(formula: str) -> bool:
 
     A first sieve, meant to be quick; what slips through is stopped by the clock of the worker process.
     """
-    if len(formula) > MAX_FORMULA or nesting(formula) > MAX_NESTING or re.search(r"\d{200}|!\s*!", formula):
+    if len(formula) > MAX_FORMULA or nesting(formula) > MAX_NESTING or _tower(formula) >= MAX_TOWER:
         return True
-    for match in re.finditer(r"\^\{", formula):
-        exponent, after = _braced(formula, match.end() - 1)
-        if (
-            formula[after:].lstrip().startswith("^")
-            or _beyond(exponent, MAX_EXPONENT)
-            or exponent.count("^") > 2
-        ):
-            return True
-    for match in re.finditer(r"!", formula):
-        if _beyond(_operand_before(formula, match.start()), MAX_FACTORIAL):
-            return True
-    for match in re.finditer(r"\\binom\{", formula):
-        if _beyond(_braced(formula, match.end() - 1)[0], MAX_FACTORIAL):
-            return True
-    return bool(re.search(r"\^(?!\{)", formula))
+    if re.search(r"\d{200}|!\s*!|\^(?!\{)|\^\{[^{}]*\}\s*\^", formula):
+        return True
+    powers = (_braced(formula, m.end() - 1)[0] for m in re.finditer(r"\^\{", formula))
+    factorials = (_operand_before(formula, m.start()) for m in re.finditer("!", formula))
+    binomials = (_braced(formula, m.end() - 1)[0] for m in re.finditer(r"\\binom\{", formula))
+    return (
+        any(_beyond(p, MAX_EXPONENT) for p in powers)
+        or any(_beyond(f, MAX_FACTORIAL) for f in factorials)
+        or any(_beyond(b, MAX_FACTORIAL) for b in binomials)
+    )
+
+
+def _tower(text: str) -> int:
+    """How many powers stand on one another: 0 for `x`, 2 for `e^{x^{2}}`. `text` is not deep (see
+    `nesting`)."""
+    powers = (_braced(text, m.end() - 1)[0] for m in re.finditer(r"\^\{", text))
+    return max((1 + _tower(p) for p in powers), default=0)
 
 
 def _braced(text: str, start: int) -> tuple[str, int]:

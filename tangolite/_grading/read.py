@@ -1,42 +1,36 @@
-"""What an answer *is*: a number, words, a tuple, a set, an interval, an equation, a formula. The types must agree
-before anything is compared, which is where string- and algebra-only graders go wrong (`\\{1,2\\}` is not `(1,2)`, and
-the word `abc` is not the product a b c).
+"""What an answer *is*: a number, words, a tuple, a set, an interval, an equation, a formula. The types must
+agree before anything is compared, which is where string- and algebra-only graders go wrong (`\\{1,2\\}` is
+not `(1,2)`, and the word `abc` is not the product a b c).
 
 `read` is total: any text gives a `Value`. Kinds, and what `data` then holds:
 
-    number    Fraction                          seq       (left bracket, right bracket, entries): tuple, list, interval
-    text      words, case-folded                set       entries, order and repetition do not count; a bare list too
-    string    a quoted Python string            union     intervals
-    dict      (key, value) pairs                matrix    rows of entries
-    ratio     parts of 3:2 or 12:00             equation, relation, formula   the canonical spelling, for algebra
-    opaque    equal only to the same spelling (too large, too deep, no known shape)
+    number    Fraction
+    text      words, case-folded
+    string    a quoted Python string
+    seq       (left bracket, right bracket, entries): tuple, list, interval
+    set       entries, whose order and repetition do not count; a list without brackets is one
+    union     intervals
+    dict      key-value pairs, each a seq
+    matrix    rows of entries
+    ratio     the parts of 3:2 or 12:00
+    opaque    equal only to the same spelling: too large, too deep, no known shape
+    equation, relation, formula   the canonical spelling, for algebra
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
 from tangolite._grading.exact import MAX_NESTING, NotExact, TooBig, evaluate, nesting
+from tangolite._grading.literals import Value, python_literal
 from tangolite._grading.text import closing, tidy
 from tangolite._grading.units import split_unit
 
 MAX_LENGTH = 5_000  # characters of an answer that are looked at; longer ones are only compared as strings
 MAX_ENTRIES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One answer, read. `text` is its canonical spelling, `unit` and `variable` (`x=5`) may be empty."""
-
-    kind: str
-    data: object
-    text: str
-    unit: str = ""
-    variable: str = ""
 
 
 @lru_cache(maxsize=4096)
@@ -45,49 +39,9 @@ def read(answer: str) -> Value:
     answer = answer.strip()
     if len(answer) > MAX_LENGTH or nesting(answer) > MAX_NESTING:
         return Value("opaque", answer, answer)
-    literal = _python_literal(answer)
+    literal = python_literal(answer)
     return literal if literal is not None else _read(tidy(answer))
 
-
-# --- Python literals ---------------------------------------------------------------------------------------------
-
-_ESCAPES = r"""\\[\\'"abfnrtvxuU0-3\n]"""
-_STRING = re.compile(rf"""[bB]?(?:'(?:[^'\\\n]|{_ESCAPES})*'|"(?:[^"\\\n]|{_ESCAPES})*")""")
-_AROUND_STRINGS = re.compile(r"(?:[\s\[\](){},:.+\-\d]|(?<=[\d.])[eEjJ]|True|False|None|set\(\))*")
-
-
-def _python_literal(answer: str) -> Value | None:
-    """A literal with strings or a dict in it. The text is parsed, never run, and only if it is made of nothing but
-    strings, numbers, brackets, True, False and None; other literals read the same way as mathematics does."""
-    if not re.match(r"[bB]?['\"]|[\[({]", answer) or not re.search(r"['\"]|\{[^{}]*:|\{\}", answer):
-        return None
-    if not _AROUND_STRINGS.fullmatch(_STRING.sub("", answer)):
-        return None
-    try:
-        return _from_python(ast.literal_eval(answer), answer)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
-
-
-def _from_python(thing: object, text: str = "") -> Value:
-    text = text or repr(thing)
-    if isinstance(thing, bool) or thing is None:
-        return Value("text", text.casefold(), text)
-    if isinstance(thing, int):
-        return Value("number", Fraction(thing), text)
-    if isinstance(thing, float):
-        return _read(repr(thing))
-    if isinstance(thing, (tuple, list)):
-        left, right = "()" if isinstance(thing, tuple) else "[]"
-        return Value("seq", (left, right, tuple(_from_python(t) for t in thing)), text)
-    if isinstance(thing, (set, frozenset)):
-        return Value("set", tuple(_from_python(t) for t in thing), text)
-    if isinstance(thing, dict):
-        return Value("dict", tuple((_from_python(k), _from_python(v)) for k, v in thing.items()), text)
-    return Value("string" if isinstance(thing, (str, bytes)) else "opaque", thing, repr(thing))
-
-
-# --- mathematics and words ---------------------------------------------------------------------------------------
 
 _SEPARATOR = re.compile(r"[,;]\s*⟦?\s*\b(?:and|or)\b\s*⟦?⟧?|⟦\s*(?:and|or)\s*⟧|\s\b(?:and|or)\b\s|[,;]")
 _VARIABLE = (
@@ -98,6 +52,7 @@ _HEAD = re.compile(
     rf"⟦[^⟦⟧]*⟧|[A-Za-z]{{3,}}(?: [A-Za-z]+)*)\s*(?:=|\\in(?![A-Za-z]))\s*(?P<rest>[^=].*)",
     re.DOTALL,
 )
+_EQUALS = re.compile("=")
 _RELATION = re.compile(r"\s*([<>≤≥≠])\s*")
 _MATRIX = re.compile(
     r"[(\[]?\s*\\begin\{([pbB]?matrix|array)\}(?:\{[lcr|]*\})?(?P<rows>.*)\\end\{\1\}\s*[)\]]?", re.DOTALL
@@ -106,7 +61,8 @@ _BRACKETS = {"(": ")]", "[": ")]", "⦃": "⦄", "{": "}", "⟨": "⟩"}
 
 
 def _read(text: str, depth: int = 0) -> Value:
-    """Try the shapes in turn. `text` is canonical. Depth is bounded by the nesting of brackets, and by `depth`."""
+    """Try the shapes in turn. `text` is canonical. Depth is bounded by the nesting of brackets, and by
+    `depth`."""
     text = text.strip()
     if depth > MAX_NESTING or not text:
         return Value("opaque", text, text)
@@ -120,7 +76,7 @@ def _read(text: str, depth: int = 0) -> Value:
         _headed,
         _related,
         _measured,
-        _signed,
+        _numeral,
         _number,
         _united,
         _ratio,
@@ -129,7 +85,8 @@ def _read(text: str, depth: int = 0) -> Value:
         value = shape(text, depth + 1)
         if value is not None:
             return value
-    return Value("equation" if "=" in text else "formula", _spelling(text), _spelling(text))
+    kind = "equation" if len(_split(text, _EQUALS)) > 1 else "formula"
+    return Value(kind, _spelling(text), _spelling(text))
 
 
 def _spelling(text: str) -> str:
@@ -203,10 +160,8 @@ def _listing(text: str, depth: int) -> Value | None:
         entries = _entries(text, depth)
         if entries is None or any(e.kind == "text" and " " in e.data for e in entries):
             return None  # prose
-        if all(e.kind == "seq" and e.variable and "≤" in e.text + "≤" for e in entries) and _RELATION.search(
-            text
-        ):
-            return Value("union", entries, _spelling(text))
+        if all(e.kind == "seq" and _RELATION.search(e.text) for e in entries) and re.search(r"\bor\b", text):
+            return Value("union", entries, _spelling(text))  # x<1 or x>5
         return Value("set", _flat(entries), _spelling(text))
     if re.search(r"\\(?:pm|mp)(?![A-Za-z])", text) and not re.search(r"[=<>≤≥]", text):
         both = (re.sub(r"\\pm(?![A-Za-z])", a, re.sub(r"\\mp(?![A-Za-z])", b, text)) for a, b in ("+-", "-+"))
@@ -215,7 +170,8 @@ def _listing(text: str, depth: int) -> Value | None:
 
 
 def _headed(text: str, depth: int) -> Value | None:
-    """`x=5`, `f(x)=2x`, `(x,y)=(1,2)`, `x \\in [0,1]`, `area = 12`: the value, and the name if it is a variable."""
+    """`x=5`, `f(x)=2x`, `(x,y)=(1,2)`, `x \\in [0,1]`, `area = 12`: the value, and the name if it is a
+    variable."""
     match = _HEAD.fullmatch(text)
     if not match or _RELATION.search(text):
         return _chain(text, depth)
@@ -228,13 +184,12 @@ def _headed(text: str, depth: int) -> Value | None:
 
 def _chain(text: str, depth: int) -> Value | None:
     """`5/2 = 2.5`: a number, if all parts are that number."""
-    parts = text.split("=")
+    parts = _split(text, _EQUALS)
     if len(parts) < 2:
         return None
     values = [_number(p.strip(), depth) if p.strip() else None for p in parts]
-    if all(v is not None and v.kind == "number" and v.data == values[-1].data for v in values):
-        return values[-1]
-    return None
+    numbers = {v.data if v is not None and v.kind == "number" else None for v in values}
+    return values[-1] if len(numbers) == 1 and None not in numbers else None
 
 
 def _related(text: str, depth: int) -> Value | None:
@@ -243,6 +198,8 @@ def _related(text: str, depth: int) -> Value | None:
     if not operators or r"\begin" in text or "=" in text:
         return None
     sides = _RELATION.split(text)[::2]
+    if len(_split(text, _RELATION)) != len(sides):
+        return None  # inside brackets: a set, a sum
     if len(operators) > 2 or "≠" in operators:
         return Value("relation", _spelling(text), _spelling(text))
     if operators[0] in ">≥":  # read from small to large
@@ -277,7 +234,8 @@ _BASE = re.compile(r"(\d+)_\{([2-9]|[12]\d|3[0-6])\}")
 
 
 def _numeral(text: str, depth: int) -> Value | None:
-    """A numeral in another base. The base is to its digits what a unit is to a number: 52_8 is neither 52_9 nor 42."""
+    """A numeral in another base. The base is to its digits what a unit is to a number: 52_8 is neither 52_9
+    nor 42."""
     match = _BASE.fullmatch(text.replace(" ", ""))
     if match and len(match[1]) < 200 and all(int(d) < int(match[2]) for d in match[1]):
         return Value("number", Fraction(int(match[1])), text, unit=f"base {match[2]}")
@@ -317,13 +275,21 @@ def _fold(text: str) -> str:
 
 
 def _words(text: str, depth: int) -> Value | None:
-    """Words are never products of letters: without an operator two letters in a row are a word, with one four are."""
-    bare = re.sub(r"\\[A-Za-z]+", " ", text)
+    """Words are never products of letters: without an operator two letters in a row are a word, with one four
+    are."""
+    bare = re.sub(r"\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+", " ", text)
     longest = max((len(run) for run in re.findall(r"[^\W\d_]+", bare)), default=0)
     foreign = re.search(r"[^\W\d_]", bare) and not re.search(r"[^\W\d_]", bare, re.ASCII)
     operators = re.search(r"[+*/^=<>≤≥≠_|{}\\%]|^-|\s-|-\s|^\d", text)
     code = re.search(r"[A-Za-z]\d|[A-Za-z]{2,}_", bare)
     lone = re.fullmatch(r"[^\W\d_]", text.strip(" .,;:!?"))
-    if "⟦" in text or longest >= 4 or code or foreign or lone or (longest >= 2 and not operators):
+    if (
+        "⟦" in text.replace("⟦deg⟧", "")
+        or longest >= 4
+        or code
+        or foreign
+        or lone
+        or (longest >= 2 and not operators)
+    ):
         return Value("text", _fold(text), text)
     return None

@@ -1,8 +1,9 @@
 """From what a model wrote to one canonical spelling of it: the first stage of `grading`.
 
-Nothing is interpreted here. `tidy` only removes differences of spelling: typographic characters, LaTeX spacing and
-sizing commands, `\\dfrac` and `\\frac12`, `1{,}234` and `1\\,234`, `$...$`, `\\boxed{...}`. Meaning is read in
-`read`. In the canonical spelling one character stands for each thing that LaTeX writes in several ways:
+Nothing is interpreted here. `tidy` only removes differences of spelling: typographic characters, LaTeX
+spacing and sizing commands, `\\dfrac` and `\\frac12`, `1{,}234` and `1\\,234`, `$...$`, `\\boxed{...}`.
+Meaning is read in `read`. In the canonical spelling one character stands for each thing that LaTeX writes in
+several ways:
 
     ⦃ ⦄  braces of a set      ⟨ ⟩  angle brackets      ⟦words⟧  text, a unit, a degree sign
     * /  product, quotient    ≤ ≥ ≠  relations         %  percent                      ⏎  end of a matrix row
@@ -12,73 +13,7 @@ from __future__ import annotations
 
 import re
 
-SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
-SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
-VULGAR = {
-    "½": (1, 2),
-    "⅓": (1, 3),
-    "⅔": (2, 3),
-    "¼": (1, 4),
-    "¾": (3, 4),
-    "⅕": (1, 5),
-    "⅖": (2, 5),
-    "⅗": (3, 5),
-}
-VULGAR |= {
-    "⅘": (4, 5),
-    "⅙": (1, 6),
-    "⅚": (5, 6),
-    "⅛": (1, 8),
-    "⅜": (3, 8),
-    "⅝": (5, 8),
-    "⅞": (7, 8),
-    "⅐": (1, 7),
-}
-
-_CHARACTERS = {
-    **{c: "-" for c in "\u2212\u2010\u2011\u2012\u2013\u2014\ufe63"},
-    **{c: " " for c in "\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000~"},
-    **{c: "" for c in "\u200b\u200c\u200d\u2060\ufeff⟦⟧⦃⦄⏎"},
-    **{chr(0xFF01 + i): chr(0x21 + i) for i in range(94)},
-    **{c: rf"\frac{{{a}}}{{{b}}}" for c, (a, b) in VULGAR.items()},
-    **{
-        "×": "*",
-        "·": "*",
-        "⋅": "*",
-        "∙": "*",
-        "÷": "/",
-        "∕": "/",
-        "⁄": "/",
-        "≤": "≤",
-        "⩽": "≤",
-        "≥": "≥",
-        "⩾": "≥",
-    },
-    **{
-        "°": r"^\circ ",
-        "º": r"^\circ ",
-        "∞": r"\infty ",
-        "π": r"\pi ",
-        "√": r"\sqrt ",
-        "∪": r"\cup ",
-        "∩": r"\cap ",
-    },
-    **{
-        "∅": r"\emptyset ",
-        "∈": r"\in ",
-        "±": r"\pm ",
-        "∓": r"\mp ",
-        "θ": r"\theta ",
-        "′": "'",
-        "’": "'",
-        "‘": "'",
-    },
-    **{"“": '"', "”": '"', "€": "⟦eur⟧", "£": "⟦gbp⟧"},
-}
-_GREEK = "α alpha β beta γ gamma δ delta ε epsilon ζ zeta η eta κ kappa λ lambda μ mu ν nu ξ xi ρ rho σ sigma τ tau φ phi"
-_GREEK += " χ chi ψ psi ω omega Δ Delta Σ Sigma Φ Phi Ω Omega"
-_CHARACTERS |= {c: f"\\{name} " for c, name in zip(_GREEK.split()[::2], _GREEK.split()[1::2], strict=True)}
-_CHARACTERS = str.maketrans(_CHARACTERS)
+from tangolite._grading.characters import CHARACTERS, SUBSCRIPTS, SUPERSCRIPTS
 
 _FUNCTIONS = "sqrt|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp"
 _TEXT_MACROS = "text|mbox|hbox|textbf|textit|textrm|textnormal|textsf|mathrm|operatorname|rm"
@@ -95,7 +30,7 @@ _KEEP_AS_LETTER = {
     "n",
     "k",
 }  # \mathrm{e} is a number, \mathrm{m} after a number a unit
-_UNIT_LETTERS = r"(?:C|F|K)"
+_DEGREE = r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))"
 
 _RULES = [
     (re.compile(pattern), replacement)
@@ -104,10 +39,7 @@ _RULES = [
         (r"(?<=\d)(?:\{,\}|,\s*\\!\s*)(?=\d{3}(?!\d))", ""),
         (r"\{,\}", ","),
         (r"\\!|\\(?:displaystyle|textstyle|limits|nolimits|strut)(?![A-Za-z])", ""),
-        (
-            r"\\[,;:> \n]|\\(?:q?quad|thinspace|enspace|space)(?![A-Za-z])|\\hspace\*?\{[^{}]*\}|[ \t\r\n\f\v]+",
-            " ",
-        ),
+        (r"\\[,;:> \n]|\\(?:q?quad|(?:thin|en)?space)(?![A-Za-z])|\\hspace\*?\{[^{}]*\}|[ \t\r\n\f\v]+", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\(?:leqslant|leqq|leq|le)(?![A-Za-z])|<=|=<", "≤"),
@@ -118,7 +50,8 @@ _RULES = [
         (r"\*\*", "^"),
         (r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
         (r"\\div(?![A-Za-z])", "/"),
-        (rf"\^\s*(?:\{{\s*\\circ\s*\}}|\\circ(?![A-Za-z]))\s*({_UNIT_LETTERS}(?![A-Za-z]))?", r"⟦deg \1⟧"),
+        (rf"{_DEGREE}\s*([CFK])(?![A-Za-z])", r"⟦deg \1⟧"),
+        (_DEGREE, "⟦deg⟧"),
         (r"\\(?:text)?degrees?(?![A-Za-z])", "⟦deg⟧"),
         (r"\\%", "%"),
         (r"\\(?:\{|lbrace(?![A-Za-z]))", "⦃"),
@@ -136,7 +69,8 @@ _RULES = [
 
 
 def closing(s: str, start: int) -> int:
-    """Index of the bracket that closes `s[start]` (one of `{ ( [ ⦃ ⟨ ⟦`), or -1. `(0, 1]` counts as closed."""
+    """Index of the bracket that closes `s[start]` (one of `{ ( [ ⦃ ⟨ ⟦`), or -1. `(0, 1]` counts as
+    closed."""
     depth = 0
     for i in range(start, len(s)):
         if s[i] in "{([⦃⟨⟦":
@@ -242,7 +176,8 @@ def _command(s: str, i: int) -> tuple[str, int]:
 
 
 def arguments(s: str) -> str:
-    """Put the arguments of `\\frac`, `\\binom`, `\\sqrt`, `^` and `_` in braces: `\\frac12` -> `\\frac{1}{2}`."""
+    """Put the arguments of `\\frac`, `\\binom`, `\\sqrt`, `^` and `_` in braces: `\\frac12` ->
+    `\\frac{1}{2}`."""
     pieces, i = [], 0
     pattern = re.compile(r"\\(?:frac|binom|sqrt)(?![A-Za-z])|\^|_")
     while match := pattern.search(s, i):
@@ -266,7 +201,7 @@ def _thousands(s: str) -> str:
 
 def tidy(answer: str) -> str:
     """The canonical spelling of an answer (see the module's docstring). Total: any text gives a text."""
-    s = unwrap(answer).translate(_CHARACTERS)
+    s = unwrap(answer).translate(CHARACTERS)
     s = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+", lambda m: "^{" + "".join(SUPERSCRIPTS[c] for c in m.group()) + "}", s)
     s = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + "".join(SUBSCRIPTS[c] for c in m.group()) + "}", s)
     s = _dollars(unwrap(s))

@@ -1,10 +1,10 @@
 """Computer algebra in a process of its own that can be killed: both ends of the pipe.
 
-Algebra on a model's output may run for ever, and Python cannot stop a thread. So math-verify (with its own timeouts
-off: they use `signal.alarm`, which works in the main thread of a POSIX program only) runs in a child process, asked
-over pipes, one JSON object a line. This file is both the client (`Worker`) and, run as a script, the child; only the
-child imports sympy. The child is started by file name, so it never imports the package, nor the user's script.
-"""
+Algebra on a model's output may run for ever, and Python cannot stop a thread. So math-verify (with its own
+timeouts off: they use `signal.alarm`, which works in the main thread of a POSIX program only) runs in a child
+process, asked over pipes, one JSON object a line. This file is both the client (`Worker`) and, run as a
+script, the child; only the child imports sympy. The child is started by file name, so it never imports the
+package, nor the user's script."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 class Worker:
     """A child process that answers one request at a time; safe from any thread; started when first needed.
 
-    `script` is a file whose `serve` loop answers requests. After a timeout the child is killed and another takes its
-    place; `restarts` counts these and deaths. After `fork` the new process starts a child of its own.
+    `script` is a file whose `serve` loop answers requests. After a timeout the child is killed and another takes
+    its place; `restarts` counts these and deaths. After `fork` the new process starts a child of its own.
     """
 
-    def __init__(self, script: str = __file__):
-        self.script = script
+    def __init__(self, script: str = __file__, *arguments: str):
+        self.script, self.arguments = script, arguments
         self.restarts = 0
         self.broken = False
         self._forget()
@@ -47,8 +47,9 @@ class Worker:
         self._pid = os.getpid()
 
     def _forget_inherited(self) -> None:
-        """In a forked process: the child belongs to the parent. Close our copies of its pipes, or it would never see
-        that the parent has gone; keep the object, whose destructor would wait for a process that is not ours."""
+        """In a forked process: the child belongs to the parent. Close our copies of its pipes, or it would
+        never see that the parent has gone; keep the object, whose destructor would wait for a process that is
+        not ours."""
         self._inherited = self._process
         if self._process is not None:
             for pipe in (self._process.stdin, self._process.stdout):
@@ -111,7 +112,9 @@ class Worker:
             self._ready = bool(hello and hello.get("ready"))
             if not self._ready:
                 self.broken = hello is not None
-                logger.error("The answer checker did not start (%s): only simple answers can be graded.", hello)
+                logger.error(
+                    "The answer checker did not start (%s): only simple answers can be graded.", hello
+                )
                 self._kill()
         return self._ready
 
@@ -120,7 +123,7 @@ class Worker:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0"}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", self.script],
+                [sys.executable, "-P", self.script, *self.arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -130,7 +133,10 @@ class Worker:
             )
             self._replies = queue.SimpleQueue()
             listen = threading.Thread(
-                target=_listen, args=(self._process.stdout, self._replies), name="grading-replies", daemon=True
+                target=_listen,
+                args=(self._process.stdout, self._replies),
+                name="grading-replies",
+                daemon=True,
             )
             listen.start()
         except (OSError, RuntimeError, ValueError) as problem:  # no processes, or the interpreter is closing
@@ -169,11 +175,12 @@ def _listen(pipe, replies: queue.SimpleQueue) -> None:
         pipe.close()
 
 
-# --- the child ---------------------------------------------------------------------------------------------------
+# --- the child ---
 
 
 def serve(prepare) -> None:
-    """Answer requests until the pipe closes. `prepare()` does the imports and returns the function that answers."""
+    """Answer requests until the pipe closes. `prepare()` does the imports and returns the function that
+    answers."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
