@@ -65,13 +65,13 @@ def _standardise(
 
 
 def _whiten(value: Float[Tensor, "B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Mean 0 and unbiased variance 1 over all valid entries; 0 elsewhere, and everywhere if one is valid."""
+    """Mean 0 and unbiased variance 1 over all valid entries; 0 elsewhere, and for a single valid entry."""
     count = valid.sum()
     lowest = value.masked_fill(~valid, math.inf).amin() if value.numel() else value.sum()
     above = (value - lowest).masked_fill(~valid, 0.0)
     centred = (above - above.sum() / count.clamp(min=1)).masked_fill(~valid, 0.0)
     variance = centred.square().sum() / (count - 1).clamp(min=1)
-    return (centred * torch.rsqrt(variance + EPS_VAR)).masked_fill(count < 2, 0.0)
+    return centred * torch.rsqrt(variance + EPS_VAR)
 
 
 def outcome_advantage(

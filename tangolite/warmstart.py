@@ -152,7 +152,7 @@ def tango_lessons(seed: int) -> dict[str, list[Lesson]]:
         ],
         "verifier": [
             Lesson("true step labels", 1000, 4e-3, lambda p, r: verification_example(p, MIXED, r)),
-            Lesson("shaken verdicts", 40, 5e-4, lambda p, r: verification_example(p, MIXED, r, flip=0.3)),
+            Lesson("shaken verdicts", 40, 5e-4, lambda p, r: verification_example(p, MIXED, r, flip=0.4)),
         ],
     }
 

@@ -356,6 +356,15 @@ def test_wrong_shapes_and_names_are_reported_by_name():
         step_advantage(step_reward, step_mask, group, mask, estimator="GRPO")
 
 
+@ALL
+def test_a_step_reward_past_the_mask_gives_nothing_outside_it(estimator):
+    mask = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]]).bool()
+    got = step_advantage(
+        *placed(6, {1: 0.5, 5: -0.5}, {2: 1.0}), torch.zeros(2).long(), mask, estimator=estimator
+    )
+    assert got[0, :2].all() and not got[0, 3:].any()
+
+
 def test_no_verification_at_all_gives_zeros():
     mask = torch.ones(3, 5)
     empty = torch.zeros(3, 0, 5)

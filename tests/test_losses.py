@@ -90,6 +90,12 @@ def test_aggregation_decides_how_much_length_counts(how, expected):
     assert loss == pytest.approx(expected, abs=1e-7)
 
 
+@pytest.mark.parametrize("how", ["token", "sequence"])
+def test_a_completion_without_tokens_counts_nowhere(how):
+    values, mask = torch.tensor([[1.0, 3.0], [9.0, 9.0]]), torch.tensor([[1, 1], [0, 0]])
+    assert aggregate(values, mask, how).item() == 2.0
+
+
 def test_constant_aggregation_takes_a_fixed_length():
     values, mask = torch.ones(2, 4), torch.ones(2, 4)
     assert aggregate(values, mask, "constant").item() == 1.0
@@ -473,6 +479,14 @@ def test_prior_only_calls_that_contradict_themselves_are_refused():
 
 
 # ---- invariances of both objectives
+
+
+@OBJECTIVES
+def test_everything_but_the_new_policy_is_a_constant(objective, make):
+    batch = {k: v.clone().requires_grad_() if v.is_floating_point() else v for k, v in make().items()}
+    objective(**batch).loss.backward()
+    learned = {k for k, v in batch.items() if v.requires_grad and v.grad is not None and v.grad.any()}
+    assert learned == set(batch) & set(LEAVES)
 
 
 @OBJECTIVES

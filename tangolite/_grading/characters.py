@@ -8,8 +8,8 @@ _FRACTIONS = "½ 1/2 ⅓ 1/3 ⅔ 2/3 ¼ 1/4 ¾ 3/4 ⅕ 1/5 ⅖ 2/5 ⅗ 3/5 ⅘ 4
 _FRACTIONS += " ⅙ 1/6 ⅚ 5/6 ⅐ 1/7 ⅛ 1/8 ⅜ 3/8 ⅝ 5/8 ⅞ 7/8"
 _COMMANDS = (
     "α alpha β beta γ gamma δ delta ε epsilon ζ zeta η eta θ theta κ kappa λ lambda μ mu ν nu ξ xi π pi "
-    "ρ rho σ sigma τ tau φ phi χ chi ψ psi ω omega Δ Delta Σ Sigma Φ Phi Ω Omega ∞ infty √ sqrt ∪ cup ∩ cap ∈ in ± pm "
-    "∓ mp ∅ emptyset"
+    "ρ rho σ sigma τ tau φ phi χ chi ψ psi ω omega Δ Delta Σ Sigma Φ Phi Ω Omega ∞ infty √ sqrt ∪ cup "
+    "∩ cap ∈ in ± pm ∓ mp ∅ emptyset"
 )
 _SIGNS = "× * · * ⋅ * ∙ * ÷ / ∕ / ⁄ / ⩽ ≤ ⩾ ≥ ′ ' ’ ' ‘ ' “ \" ” \" € ⟦eur⟧ £ ⟦gbp⟧ ° ^\\circ º ^\\circ"
 

@@ -10,13 +10,14 @@ import math
 import re
 from fractions import Fraction
 
+from tangolite._grading.text import MAX_NESTING
+
 MAX_DIGITS = 10_000  # of any number on the way: 7^(7^7) alone has 695 975
 MAX_BITS = int(MAX_DIGITS * math.log2(10))
 MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 3_248  # the largest n with fewer than 10^4 digits in n!
 MAX_LITERAL = 4_000  # digits that are typed; Python itself refuses to read more than 4300
 MAX_FORMULA = 500  # characters of a formula that is handed to algebra
-MAX_NESTING = 30
 MAX_TOWER = 3  # e^{e^{e^{x}}} is refused
 
 

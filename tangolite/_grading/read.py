@@ -24,9 +24,9 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
-from tangolite._grading.exact import MAX_NESTING, NotExact, TooBig, evaluate, nesting
+from tangolite._grading.exact import NotExact, TooBig, evaluate, nesting
 from tangolite._grading.literals import Value, python_literal
-from tangolite._grading.text import closing, tidy
+from tangolite._grading.text import MAX_NESTING, closing, tidy
 from tangolite._grading.units import split_unit
 
 MAX_LENGTH = 5_000  # characters of an answer that are looked at; longer ones are only compared as strings
@@ -61,27 +61,14 @@ _BRACKETS = {"(": ")]", "[": ")]", "⦃": "⦄", "{": "}", "⟨": "⟩"}
 
 
 def _read(text: str, depth: int = 0) -> Value:
-    """Try the shapes in turn. `text` is canonical. Depth is bounded by the nesting of brackets, and by
-    `depth`."""
+    """Try the shapes in turn on a canonical spelling."""
     text = text.strip()
     if depth > MAX_NESTING or not text:
         return Value("opaque", text, text)
     if text[0] == "⟦" and closing(text, 0) == len(text) - 1:
         inside = text[1:-1]
         return replace(_read(tidy(inside), depth + 1), text=text)
-    for shape in (
-        _matrix,
-        _bracketed,
-        _listing,
-        _headed,
-        _related,
-        _measured,
-        _numeral,
-        _number,
-        _united,
-        _ratio,
-        _words,
-    ):
+    for shape in _SHAPES:
         value = shape(text, depth + 1)
         if value is not None:
             return value
@@ -170,8 +157,7 @@ def _listing(text: str, depth: int) -> Value | None:
 
 
 def _headed(text: str, depth: int) -> Value | None:
-    """`x=5`, `f(x)=2x`, `(x,y)=(1,2)`, `x \\in [0,1]`, `area = 12`: the value, and the name if it is a
-    variable."""
+    """`x=5`, `f(x)=2x`, `(x,y)=(1,2)`, `x \\in [0,1]`, `area = 12`: the value and the variable."""
     match = _HEAD.fullmatch(text)
     if not match or _RELATION.search(text):
         return _chain(text, depth)
@@ -234,8 +220,7 @@ _BASE = re.compile(r"(\d+)_\{([2-9]|[12]\d|3[0-6])\}")
 
 
 def _numeral(text: str, depth: int) -> Value | None:
-    """A numeral in another base. The base is to its digits what a unit is to a number: 52_8 is neither 52_9
-    nor 42."""
+    """A numeral in another base, which is to its digits what a unit is to a number."""
     match = _BASE.fullmatch(text.replace(" ", ""))
     if match and len(match[1]) < 200 and all(int(d) < int(match[2]) for d in match[1]):
         return Value("number", Fraction(int(match[1])), text, unit=f"base {match[2]}")
@@ -275,8 +260,7 @@ def _fold(text: str) -> str:
 
 
 def _words(text: str, depth: int) -> Value | None:
-    """Words are never products of letters: without an operator two letters in a row are a word, with one four
-    are."""
+    """Words, which are never products of letters: two in a row are a word; beside an operator, four are."""
     bare = re.sub(r"\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+", " ", text)
     longest = max((len(run) for run in re.findall(r"[^\W\d_]+", bare)), default=0)
     foreign = re.search(r"[^\W\d_]", bare) and not re.search(r"[^\W\d_]", bare, re.ASCII)
@@ -293,3 +277,18 @@ def _words(text: str, depth: int) -> Value | None:
     ):
         return Value("text", _fold(text), text)
     return None
+
+
+_SHAPES = (
+    _matrix,
+    _bracketed,
+    _listing,
+    _headed,
+    _related,
+    _measured,
+    _numeral,
+    _number,
+    _united,
+    _ratio,
+    _words,
+)

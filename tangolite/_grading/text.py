@@ -15,6 +15,8 @@ import re
 
 from tangolite._grading.characters import CHARACTERS, SUBSCRIPTS, SUPERSCRIPTS
 
+MAX_NESTING = 30  # of brackets and of commands within commands; deeper text is not read
+
 _FUNCTIONS = "sqrt|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp"
 _TEXT_MACROS = "text|mbox|hbox|textbf|textit|textrm|textnormal|textsf|mathrm|operatorname|rm"
 _STYLE_MACROS = (
@@ -132,29 +134,29 @@ def _as_text(inside: str) -> str:
     return f"⟦{re.sub(r'[⟦⟧$]', '', inside)}⟧"
 
 
-def _argument(s: str, i: int, *, digits: bool) -> tuple[str, int]:
+def _argument(s: str, i: int, depth: int, *, digits: bool) -> tuple[str, int]:
     """The argument of a LaTeX command that starts at `i`: a group, a command with its group, or one character
     (all its digits if `digits`: people who type `2^10` mean 1024)."""
     while i < len(s) and s[i] == " ":
         i += 1
-    if i >= len(s):
+    if i >= len(s) or depth > MAX_NESTING:
         return "", i
     if s[i] == "{":
         end = closing(s, i)
-        return ("", i) if end < 0 else (arguments(s[i + 1 : end]).strip(), end + 1)
+        return ("", i) if end < 0 else (arguments(s[i + 1 : end], depth).strip(), end + 1)
     match = re.compile(r"-?[0-9]+(?:\.[0-9]+)?|-?[A-Za-z]" if digits else "[0-9A-Za-z]").match(s, i)
     if match:
         return match.group(), match.end()
     if s[i] == "\\" and (match := re.compile(r"\\[A-Za-z]+").match(s, i)):
         if match.group() in (r"\frac", r"\sqrt", r"\binom"):
-            return _command(s, i)
+            return _command(s, i, depth)
         return match.group(), match.end()
     if s[i] == "(" and digits and (end := closing(s, i)) > 0:
-        return arguments(s[i + 1 : end]).strip(), end + 1
+        return arguments(s[i + 1 : end], depth).strip(), end + 1
     return "", i
 
 
-def _command(s: str, i: int) -> tuple[str, int]:
+def _command(s: str, i: int, depth: int) -> tuple[str, int]:
     """Rewrite the `\\frac`, `\\sqrt`, `\\binom`, `^` or `_` at `i` with its arguments in braces."""
     match = re.compile(r"\\frac|\\binom|\\sqrt|\^|_").match(s, i)
     name, j = match.group(), match.end()
@@ -166,23 +168,23 @@ def _command(s: str, i: int) -> tuple[str, int]:
             out += s[j : end + 1]
             j = end + 1
         elif j < len(s) and s[j] == "(" and (end := closing(s, j)) > 0:
-            return f"\\sqrt{{{arguments(s[j + 1 : end])}}}", end + 1
+            return f"\\sqrt{{{arguments(s[j + 1 : end], depth + 1)}}}", end + 1
     for _ in range(2 if name in (r"\frac", r"\binom") else 1):
-        argument, end = _argument(s, j, digits=name in "^_")
+        argument, end = _argument(s, j, depth + 1, digits=name in "^_")
         if end == j or not argument:
             return s[i : match.end()], match.end()  # not the shape we know: leave it as it stands
         out, j = f"{out}{{{argument}}}", end
     return out, j
 
 
-def arguments(s: str) -> str:
+def arguments(s: str, depth: int = 0) -> str:
     """Put the arguments of `\\frac`, `\\binom`, `\\sqrt`, `^` and `_` in braces: `\\frac12` ->
     `\\frac{1}{2}`."""
     pieces, i = [], 0
     pattern = re.compile(r"\\(?:frac|binom|sqrt)(?![A-Za-z])|\^|_")
     while match := pattern.search(s, i):
         pieces.append(s[i : match.start()])
-        piece, i = _command(s, match.start())
+        piece, i = _command(s, match.start(), depth)
         pieces.append(piece)
     return "".join(pieces) + s[i:]
 
@@ -212,3 +214,19 @@ def tidy(answer: str) -> str:
     for pattern, replacement in _RULES:
         s = pattern.sub(replacement, s)
     return _thousands(arguments(unwrap(s)))
+
+
+def to_latex(text: str) -> str:
+    """A canonical spelling as LaTeX for math-verify. Decimals become fractions: it would round them."""
+    text = text.replace("⟦deg⟧", r"\cdot\frac{\pi}{180}").replace("%", r"\cdot\frac{1}{100}")
+    text = re.sub(r"(\d*)\.(\d+)", _decimal, text)
+    return re.sub("[*≤≥≠⦃⦄⟨⟩⏎]", lambda sign: _COMMANDS[sign.group()], text)
+
+
+_COMMANDS = {"*": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "⦃": r"\{", "⦄": r"\}"}
+_COMMANDS |= {"⟨": r"\langle ", "⟩": r"\rangle ", "⏎": r"\\"}
+
+
+def _decimal(match: re.Match[str]) -> str:
+    digits = (match[1] + match[2]).lstrip("0") or "0"
+    return rf"(\frac{{{digits}}}{{1{'0' * len(match[2])}}})"

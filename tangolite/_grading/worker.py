@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 class Worker:
     """A child process that answers one request at a time; safe from any thread; started when first needed.
 
-    `script` is a file whose `serve` loop answers requests. After a timeout the child is killed and another takes
-    its place; `restarts` counts these and deaths. After `fork` the new process starts a child of its own.
+    `script` is a file whose `serve` loop answers requests. After a timeout the child is killed and another
+    takes its place; `restarts` counts these and deaths. After `fork` a process starts a child of its own.
     """
 
     def __init__(self, script: str = __file__, *arguments: str):
@@ -47,14 +47,16 @@ class Worker:
         self._pid = os.getpid()
 
     def _forget_inherited(self) -> None:
-        """In a forked process: the child belongs to the parent. Close our copies of its pipes, or it would
-        never see that the parent has gone; keep the object, whose destructor would wait for a process that is
-        not ours."""
+        """In a forked process: the child belongs to the parent.
+
+        Close our copies of its pipes, or it would never see that the parent has gone; keep the object, whose
+        destructor would complain of a process that is not ours.
+        """
         self._inherited = self._process
         if self._process is not None:
             for pipe in (self._process.stdin, self._process.stdout):
-                with contextlib.suppress(OSError, ValueError):
-                    os.close(pipe.fileno())
+                with contextlib.suppress(OSError):
+                    pipe.close()
         self.restarts = 0
         self._forget()
 
@@ -77,7 +79,7 @@ class Worker:
                         return reply, seconds
                     self.restarts += 1
                     self._kill()
-                    if seconds >= timeout:
+                    if seconds > 0.9 * timeout:
                         self._start()  # imports while the caller goes on
                         return None, seconds
                 return None, seconds
@@ -87,7 +89,9 @@ class Worker:
 
     def _exchange(self, request: dict, timeout: float) -> dict | None:
         try:
-            self._process.stdin.write(json.dumps(request).encode("ascii") + b"\n")
+            data = json.dumps(request).encode("ascii") + b"\n"
+            while data:  # a signal may cut a write short
+                data = data[self._process.stdin.write(data) :]
         except OSError:
             return None
         return self._receive(timeout)
@@ -112,9 +116,7 @@ class Worker:
             self._ready = bool(hello and hello.get("ready"))
             if not self._ready:
                 self.broken = hello is not None
-                logger.error(
-                    "The answer checker did not start (%s): only simple answers can be graded.", hello
-                )
+                logger.error("The answer checker did not start (%s): only simple answers are graded.", hello)
                 self._kill()
         return self._ready
 

@@ -49,8 +49,12 @@ TANGO = (
 COVRL = (
     Arm("prior only", "the answer's likelihood as reward, no posterior", {"alpha": 1.0}),
     Arm("covrl", "the paper's objective, the sampler's density detached", {}),
-    Arm("covrl, KL balanced", "a named deviation: the KL does not move the posterior", {
-        "kl_gradient": "prior", "kl_estimator": "exact", "reward": "prod_prob", "nll_weighted": True}),
+    Arm("exact KL", "the same objective, the KL summed over the vocabulary in place of the estimate",
+        {"kl_estimator": "exact"}),
+    Arm("KL balanced", "a named deviation: as exact KL, but the KL does not move the posterior",
+        {"kl_gradient": "prior", "kl_estimator": "exact"}),
+    Arm("KL balanced, prob", "the same with the answer's probability as reward and as weight of the NLL",
+        {"kl_gradient": "prior", "kl_estimator": "exact", "reward": "prod_prob", "nll_weighted": True}),
 )  # fmt: skip
 
 FAMILIES = {"tango": ("tango-tiny", TANGO, tango_start), "covrl": ("covrl-tiny", COVRL, covrl_start)}
@@ -196,3 +200,21 @@ def table(summary: list[dict], family: str) -> str:
         name = cell["arm"] + ("" if cell["trained"] else " (start)")
         lines.append(f"| {name} | {cell['learned']} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
+
+
+def write_into(readme: Path, folder: Path) -> None:
+    """Put the tables of committed results between their marks in a Markdown file."""
+    text = readme.read_text(encoding="utf-8")
+    for family in FAMILIES:
+        begin, end = f"<!-- claims {family} -->", f"<!-- end claims {family} -->"
+        before, opened, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (opened and closed):
+            raise ValueError(f"{readme} has no place for the table: it needs {begin} and {end}")
+        summary = json.loads((folder / f"{family}.json").read_text(encoding="utf-8"))
+        text = f"{before}{begin}\n{table(summary, family)}\n{end}{after}"
+    readme.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":  # python -m tangolite.lab.claims README.md figures/claims
+    write_into(Path(sys.argv[1]), Path(sys.argv[2]))

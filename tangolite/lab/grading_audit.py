@@ -2,10 +2,10 @@
 
     python -m tangolite.lab.grading_audit --answers FILE.jsonl --pairs 20000 --seed 0 --out FILE.md
 
-The answers (one JSON object a line, field "answer") are paired in four ways (`grading_pairs`): two at random; an
-answer with the same one in other clothes; an answer with a near miss; and made pairs of kinds that the file hardly
-holds. For all but the first the truth is known by construction. Both checkers grade every pair; every disagreement is
-listed under the branch of ours that decided it, with the reason why that branch is right.
+The answers (one JSON object a line, field "answer") are paired in four ways (`grading_pairs`): two at random;
+an answer and the same one in other clothes; an answer and a near miss; and made pairs of kinds that the file
+hardly holds. For all but the first the truth is known by construction. Both checkers grade every pair; each
+disagreement is listed under the branch of ours that decided it, with the reason why that branch is right.
 """
 
 from __future__ import annotations
@@ -25,69 +25,80 @@ from tangolite.lab.grading_pairs import Pair, pairs
 
 MAX_LINES, MAX_PER_GROUP = 400, 40
 
-WHY = {  # reason of ours (a prefix), our verdict -> why it is right
+WHY = [  # reason of ours (how it begins), our verdict, why it is right
     (
         "rational numbers",
         "match",
-    ): "Both are the same rational number, in a spelling that math-verify does not read.",
-    ("rational numbers", "differ"): "Exact fractions differ; math-verify rounds to 6 decimals.",
+        "Both are the same rational number, in a spelling that math-verify does not read.",
+    ),
+    ("rational numbers", "differ", "Exact fractions differ; math-verify rounds to 6 decimals."),
     (
         "percent",
         "differ",
-    ): "n% is n/100; math-verify also takes it for n, so that 0.5, 50% and 50 are not transitive.",
-    ("percent", "match"): "n% is n/100.",
-    ("integers", "differ"): "Two different integers.",
-    ("integers", "match"): "The same integer; math-verify reads a leading zero or a sign differently.",
+        "n% is n/100; math-verify also takes it for n, so that 0.5, 50% and 50 are not transitive.",
+    ),
+    ("percent", "match", "n% is n/100."),
+    ("integers", "differ", "Two different integers."),
+    ("integers", "match", "The same integer; math-verify reads a leading zero or a sign differently."),
     (
         "words",
         "match",
-    ): "Words are compared without case, dots and quotes; math-verify multiplies their letters.",
-    ("words", "differ"): "Different words; to math-verify the product of their letters is the same.",
-    ("different units", "differ"): "Different units; math-verify drops units and compares the numbers.",
-    ("different variables", "differ"): "Values of different variables.",
+        "Words are compared without case, dots and quotes; math-verify multiplies their letters.",
+    ),
+    ("words", "differ", "Different words; to math-verify the product of their letters is the same."),
+    ("different units", "differ", "Different units; math-verify drops units and compares the numbers."),
+    ("different variables", "differ", "Values of different variables."),
     (
         "types: different brackets",
         "differ",
-    ): "Brackets say whether ends belong to an interval, or list from tuple.",
+        "Brackets say whether ends belong to an interval, or list from tuple.",
+    ),
     (
         "types",
         "differ",
-    ): "A set is not a tuple, a matrix not a list, a word not a number: math-verify compares entries.",
+        "A set is not a tuple, a matrix not a list, a word not a number: math-verify compares entries.",
+    ),
     (
         "an entry differs",
         "differ",
-    ): "An entry differs; math-verify compares after sorting, dropping or rounding.",
-    ("a member is missing", "differ"): "Something in one of the sets is not in the other.",
-    ("entries agree", "match"): "All entries agree, each by the rules for its own kind.",
+        "An entry differs; math-verify compares after sorting, dropping or rounding.",
+    ),
+    ("a member is missing", "differ", "Something in one of the sets is not in the other."),
+    ("entries agree", "match", "All entries agree, each by the rules for its own kind."),
     (
         "members agree",
         "match",
-    ): "The same members in another order or notation (an inequality is an interval).",
+        "The same members in another order or notation (an inequality is an interval).",
+    ),
     (
         "same after normalising",
         "match",
-    ): "The same spelling once blanks, sizes and text commands are removed.",
+        "The same spelling once blanks, sizes and text commands are removed.",
+    ),
     (
         "equal at high precision",
         "match",
-    ): "Equal to 40 digits at three points; math-verify's simplification gave up.",
+        "Equal to 40 digits at three points; math-verify's simplification gave up.",
+    ),
     (
         "different at high precision",
         "differ",
-    ): "They differ within 40 digits; math-verify rounds to 6 decimals or drops text.",
-    ("equations are proportional", "match"): "One equation is a multiple of the other.",
-    ("math-verify", "match"): "The same algebra after our normalising, which math-verify's own reader lacks.",
+        "They differ within 40 digits; math-verify rounds to 6 decimals or drops text.",
+    ),
+    ("equations are proportional", "match", "One equation is a multiple of the other."),
+    ("math-verify", "match", "The same algebra after our normalising, which math-verify's own reader lacks."),
     (
         "math-verify",
         "differ",
-    ): "Without its removal of trailing letters as units, math-verify sees the difference too.",
-    ("algebra cannot read it", "differ"): "Not a formula; math-verify read a part of it and compared that.",
-    ("same letter in both cases", "differ"): "x and X are two variables here; math-verify reads both as x.",
-    ("refused", "differ"): "Too large to evaluate, or no formula: not equal unless spelt the same.",
-    ("Python strings", "match"): "The same Python string in other quotes.",
-    ("Python strings", "differ"): "Different Python strings: in a program case counts.",
-    ("identical", "match"): "The same text but for a full stop, blanks or dollars around it.",
-}
+        "Without its removal of trailing letters as units, math-verify sees the difference too.",
+    ),
+    ("algebra cannot read it", "differ", "Not a formula; math-verify read a part of it and compared that."),
+    ("same letter in both cases", "differ", "x and X are two variables here; math-verify reads both as x."),
+    ("refused", "differ", "Too large to evaluate, or no formula: not equal unless spelt the same."),
+    ("Python strings", "match", "The same Python string in other quotes."),
+    ("Python strings", "differ", "Different Python strings: in a program case counts."),
+    ("identical", "match", "The same text but for a full stop, blanks or dollars around it."),
+]
 
 
 # --- plain math-verify, in a process that can be killed ---
@@ -130,8 +141,8 @@ def audit(sample: list[Pair], plain: Worker) -> tuple[list[Row], list[float]]:
 
 
 def _why(reason: str, status: str) -> str:
-    fitting = [k for k in WHY if reason.startswith(k[0]) and status == k[1]]
-    return WHY[max(fitting, key=lambda k: len(k[0]))] if fitting else "NOT YET EXPLAINED"
+    fitting = [(len(r), why) for r, s, why in WHY if reason.startswith(r) and s == status]
+    return max(fitting)[1] if fitting else "NOT YET EXPLAINED"
 
 
 def _code(text: str) -> str:
@@ -148,13 +159,14 @@ def report(rows: list[Row], weights: Counter, slow: list[float]) -> str:
     built = [r for r in rows if r.pair.same is not None]
     wrong = [r for r in built if (r.ours.status == "match") != r.pair.same]
     plain_wrong = [r for r in built if (r.theirs == "match") != r.pair.same]
+    median = 1000 * statistics.median(slow)
     lines = [
         "# Where answers are graded differently by plain math-verify",
         "",
         f"{sum(weights.values())} pairs, {len(rows)} of them distinct; {total} are graded differently.",
-        f"Of {len(built)} distinct pairs whose truth is known by construction, ours grades {len(wrong)} against it,",
-        f"plain math-verify {len(plain_wrong)}. Pairs that need algebra took {1000 * statistics.median(slow):.0f} ms",
-        f"(median of {len(slow)}) in ours, which replaced its child process {grading.worker_restarts()} times.",
+        f"The truth of {len(built)} of these is known by construction: ours grades {len(wrong)} against it,",
+        f"plain math-verify {len(plain_wrong)}. Pairs that need algebra took us {median:.0f} ms (median of",
+        f"{len(slow)}); our child process was replaced {grading.worker_restarts()} times.",
         "",
         *_against(wrong),
     ]
