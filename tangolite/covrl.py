@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tangolite.advantages import outcome_advantage
 from tangolite.losses import covrl_loss, exact_composite_kl
-from tangolite.models import Policy, load_policy
+from tangolite.models import Policy, load_policy, sampling_mode
 from tangolite.parsing import split_steps, thinking_end
 from tangolite.prompts import CHAT, TINY
 from tangolite.rewards import answer_reward
@@ -205,7 +205,7 @@ def answer_tokens(policy: Policy, reference: str) -> tuple[list[int], list[int],
 
 def reward_of(policy: Policy, traces: Traces, recipe: str) -> Float[Tensor, " B"]:
     """The likelihood of the reference answer after each trace, under the policy that sampled."""
-    with torch.no_grad():
+    with sampling_mode(policy.model):
         return answer_reward(policy.logp(traces.answer), traces.answer_mask, recipe=recipe)
 
 

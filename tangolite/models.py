@@ -75,9 +75,10 @@ def tiny_model(
         vocab_size=vocab_size or len(tiny_tokenizer()), hidden_size=width, intermediate_size=2 * width,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
         max_position_embeddings=1024, tie_word_embeddings=True,
-        # Fast rotations: with the usual base of 10,000 sixteen dimensions tell near places apart badly, and the
-        # model does not learn to follow a question operation by operation (see LOG.md).
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0}, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+        # Fast rotations: with the usual base of 10,000 sixteen dimensions tell near places apart badly, and
+        # the model does not learn to follow a question operation by operation (see LOG.md).
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        bos_token_id=None, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -96,7 +97,8 @@ class Policy:
     @classmethod
     def of(cls, model: nn.Module, tokenizer) -> Policy:
         """Reads the end-of-sequence ids (there may be several) from the model's own files."""
-        ids = getattr(model.generation_config, "eos_token_id", None) or tokenizer.eos_token_id
+        ids = getattr(model.generation_config, "eos_token_id", None)
+        ids = tokenizer.eos_token_id if ids is None else ids
         eos = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos[0]
         return cls(model, tokenizer, eos, pad)
@@ -207,9 +209,9 @@ def load_tokenizer(source: str | Path):
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    settings = Path(source) / "tokenizer_config.json"
-    generic = ("PreTrainedTokenizerFast", "TokenizersBackend")
-    if settings.is_file() and json.loads(settings.read_text(encoding="utf-8"))["tokenizer_class"] in generic:
+    file, generic = Path(source) / "tokenizer_config.json", ("PreTrainedTokenizerFast", "TokenizersBackend")
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if settings.get("tokenizer_class") in generic:
         return PreTrainedTokenizerFast.from_pretrained(source)
     return AutoTokenizer.from_pretrained(source)
 

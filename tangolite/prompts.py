@@ -16,8 +16,10 @@ step inside its own <step> and </step>, and then give only the final answer as \
 
 Problem: {question}"""
 
-VERIFIER = """Below are a problem and a proposed solution made of {n_steps} steps. Check every step on its own: \
-does it follow from the problem and the steps before it, and is it right? Work it out yourself before you judge.
+VERIFIER = """Below are a problem and a proposed \
+solution made of {n_steps} steps. Check every step on its own: \
+does it follow from the problem and the steps before it, and is it right? Work it out yourself before you \
+judge.
 Write <step_verification>, then for each of the {n_steps} steps, in order, \
 <step>your analysis \\boxed{{CORRECT}}</step> or <step>your analysis \\boxed{{INCORRECT}}</step>, then \
 </step_verification>. Last, judge the final answer: <final_verification>\\boxed{{CORRECT}}\
@@ -54,8 +56,8 @@ class Prompts:
 
     def encode(self, tokenizer, text: str) -> list[int]:
         """Token ids of a prompt: through the chat template where the model has one."""
-        if not self.chat:
-            return tokenizer.encode(text, add_special_tokens=False)
+        if not self.chat or tokenizer.chat_template is None:
+            return tokenizer.encode(text, add_special_tokens=self.chat)
         message = [{"role": "user", "content": text}]
         encoded = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
         return list(encoded["input_ids"])

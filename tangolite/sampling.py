@@ -8,7 +8,8 @@ log-prob of every sampled token under the tempered distribution that it was draw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +33,7 @@ def sample(
 
     Temperature 0 decodes greedily.  Raises ValueError for an empty prompt or list of prompts.
     """
-    if not prompts or not all(map(len, prompts)):
-        raise ValueError("sample needs at least one prompt, and every prompt at least one token")
-    ids, length = pad_left(prompts, policy.pad_id)
+    ids, length = _padded(policy, prompts)
     run = _cached if _is_plain_qwen2(policy.model) else _generate
     with sampling_mode(policy.model):
         tokens, logp = run(policy, ids, length, n, max_new_tokens, temperature, generator)
@@ -45,10 +44,16 @@ def sample_generate(
     policy: Policy, prompts, *, n=1, max_new_tokens, temperature=1.0, generator=None
 ) -> Rollouts:
     """As `sample`, but always through transformers' `generate`."""
-    ids, length = pad_left(prompts, policy.pad_id)
+    ids, length = _padded(policy, prompts)
     with sampling_mode(policy.model):
         tokens, logp = _generate(policy, ids, length, n, max_new_tokens, temperature, generator)
     return _rollouts(policy, ids, length, n, tokens, logp)
+
+
+def _padded(policy: Policy, prompts) -> tuple[Int[Tensor, "U P"], Int[Tensor, " U"]]:
+    if not prompts or not all(map(len, prompts)):
+        raise ValueError("sample needs at least one prompt, and every prompt at least one token")
+    return pad_left(prompts, policy.pad_id)
 
 
 def _rollouts(policy, ids, prompt_length, n, tokens, logp) -> Rollouts:
@@ -81,7 +86,7 @@ def choose(
         token = logp.argmax(-1)
     else:
         cumulative = logp.exp().cumsum(-1)
-        u = 1 - torch.rand(len(logp), 1, generator=generator, device=logp.device)
+        u = 1 - torch.rand(len(logp), 1, generator=generator).to(logp.device)  # `generator` is the CPU's
         token = (cumulative < u * cumulative[:, -1:]).sum(-1)
     return token, logp.gather(1, token[:, None])[:, 0]
 
@@ -91,10 +96,14 @@ def choose(
 
 def _is_plain_qwen2(model) -> bool:
     """Our decoder knows plain linear layers only: no adapters, no 4-bit weights, no sliding window."""
-    if type(model).__name__ != "Qwen2ForCausalLM" or model.config.use_sliding_window:
+    config = model.config
+    if type(model).__name__ != "Qwen2ForCausalLM" or config.use_sliding_window or config.hidden_act != "silu":
         return False
-    linears = [m for m in model.modules() if "Linear" in type(m).__name__]
-    return all(type(m) is torch.nn.Linear for m in linears)
+    homes = (
+        *(f"torch.nn.modules.{name}" for name in ("linear", "sparse", "container", "activation")),
+        *("transformers.models.qwen2.modeling_qwen2", "transformers.activations"),
+    )
+    return all(type(module).__module__ in homes for module in model.modules())
 
 
 def _cached(policy, ids, length, n, max_new_tokens, temperature, generator):
@@ -221,7 +230,7 @@ def _rotate(x: Float[Tensor, "B H T d"], cos: Tensor, sin: Tensor) -> Float[Tens
 
 
 def _generate(policy, ids, length, n, max_new_tokens, temperature, generator):
-    """Every sampling field is passed: a field left None is filled from the model's own files.
+    """Every sampling field is ours: the model's own files, which may say top_k=1, are kept out.
 
     `generate` draws from the global random state, so ours lends it a seed and puts the old one back.
     """
@@ -229,18 +238,21 @@ def _generate(policy, ids, length, n, max_new_tokens, temperature, generator):
 
     ids, length = ids.repeat_interleave(n, 0), length.repeat_interleave(n, 0)
     attention = (~length_mask(ids.shape[1] - length, ids.shape[1])).long()
+    drawn = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+    drawn |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
     settings = GenerationConfig(
-        do_sample=temperature > 0, temperature=temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0,
-        epsilon_cutoff=0.0, eta_cutoff=0.0, repetition_penalty=1.0, encoder_repetition_penalty=1.0,
-        no_repeat_ngram_size=0, length_penalty=1.0, num_beams=1, num_return_sequences=1, min_new_tokens=0,
-        min_length=0, renormalize_logits=False, guidance_scale=1.0, max_new_tokens=max_new_tokens,
+        **(drawn if temperature > 0 else {}), do_sample=temperature > 0,
+        repetition_penalty=1.0, encoder_repetition_penalty=1.0,
+        no_repeat_ngram_size=0, length_penalty=1.0, num_beams=1, num_return_sequences=1, min_length=0,
+        renormalize_logits=False, guidance_scale=1.0, max_new_tokens=max_new_tokens,
         eos_token_id=list(policy.eos_ids), pad_token_id=policy.pad_id, use_cache=True,
         return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        if generator is not None:
+    device, seeded = policy.device, generator is not None
+    forked = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=seeded)
+    with forked, _lent(policy.model, settings):
+        if seeded:
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        device = policy.device
         out = policy.model.generate(
             ids.to(device), attention_mask=attention.to(device), generation_config=settings
         )
@@ -248,3 +260,16 @@ def _generate(policy, ids, length, n, max_new_tokens, temperature, generator):
     logits = torch.stack(out.logits, dim=1).float() / (temperature or 1.0)
     logp = torch.log_softmax(logits, dim=-1).gather(-1, tokens[..., None])[..., 0]
     return tokens.cpu(), logp.cpu()
+
+
+@contextmanager
+def _lent(model, settings) -> Iterator[None]:
+    """`generate` fills what `settings` leave at None from the model's own generation config: lend it ours."""
+    own = {m: m.generation_config for m in model.modules() if "generation_config" in vars(m)}
+    try:
+        for module in own:
+            module.generation_config = settings
+        yield
+    finally:
+        for module, config in own.items():
+            module.generation_config = config

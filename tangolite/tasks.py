@@ -126,7 +126,7 @@ class ChainArithmetic:
         first, *operations = re.findall(r"[+*-]?\d+", problem.question)
         value, checked = first, []
         for text, operation in zip(steps, operations, strict=False):
-            claim = re.fullmatch(r"\s*\d+[+*-]\d+=(\d+)\s*", text)
+            claim = re.fullmatch(r"\s*\d+[+*-]\d+=(\d{1,9})\s*", text)  # int() refuses endless numbers
             result = self.truth((int(value), operation[0], int(operation[1:])))
             checked.append((f"{value}{operation}={result}", claim[1] if claim else ""))
             value = str(int(claim[1]) % self.modulus) if claim else result
@@ -219,6 +219,8 @@ def task_of(settings: dict) -> Task:
     """A task from the settings of a recipe: ``kind: chain | letters``, or ``file: problems.jsonl``."""
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
     if "file" in settings:
+        if unknown := sorted(set(settings) - {"file", "question", "answer"}):
+            raise ValueError(f"task.file takes question and answer beside it, not {', '.join(unknown)}")
         return ProblemSet(tuple(read_jsonl(settings.pop("file"), **settings)))
     kind = settings.pop("kind", None)
     kinds = {"chain": ChainArithmetic, "letters": LastLetters}
@@ -260,7 +262,7 @@ def read_jsonl(path: str | Path, *, question: str = "question", answer: str = "a
     Raises ValueError naming file, line and field for a line that cannot be used.
     """
     found = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 found.append(_read_line(line, f"{path}, line {number}", question, answer))
@@ -269,9 +271,11 @@ def read_jsonl(path: str | Path, *, question: str = "question", answer: str = "a
     return found
 
 
-def _read_line(line: str, where: str, question: str, answer: str) -> Problem:
+def _read_line(line: bytes, where: str, question: str, answer: str) -> Problem:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8 ({error.reason})") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
     if not isinstance(row, dict):
@@ -281,9 +285,9 @@ def _read_line(line: str, where: str, question: str, answer: str) -> Problem:
             raise ValueError(f"{where}: field {field!r} is missing; the line has {sorted(row)}")
         if not isinstance(row[field], str | int | float) or not str(row[field]).strip():
             raise ValueError(f"{where}: field {field!r} must be text or a number, got {row[field]!r}")
-    gold = (
-        str(row[answer]).rpartition("####")[2].strip().replace(",", "")
-        if "####" in str(row[answer])
-        else str(row[answer]).strip()
-    )
-    return Problem(str(row[question]).strip(), gold)
+    _, mark, gold = str(row[answer]).rpartition("####")
+    if mark and re.fullmatch(r"\s*[-$]*\d{1,3}(,\d{3})+(\.\d+)?\s*", gold):
+        gold = gold.replace(",", "")
+    if not gold.strip():
+        raise ValueError(f"{where}: field {answer!r} has nothing after its ####, got {row[answer]!r}")
+    return Problem(str(row[question]).strip(), gold.strip())

@@ -65,7 +65,7 @@ def optimise(
     """
     optimizer.zero_grad(set_to_none=True)
     totals: dict[str, float] = {}
-    policy.model.train()
+    policy.model.eval()  # no dropout: before an update the ratio to the policy that sampled is exactly 1
     for part, share in zip(parts, shares, strict=True):
         loss = loss_of(part)
         if not torch.isfinite(loss.loss):
@@ -74,7 +74,6 @@ def optimise(
         for name, value in loss._asdict().items():
             totals[name] = totals.get(name, 0.0) + float(value.detach()) * share
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
-    policy.model.eval()
     if not torch.isfinite(norm):
         raise NonFiniteError(f"the norm of the gradient is {norm.item()}", batch)
     optimizer.step()
@@ -82,6 +81,8 @@ def optimise(
 
 
 def shares_of(parts: Sequence[Rollouts], aggregate: str) -> list[float]:
-    """What each micro-batch counts for: its tokens where tokens are averaged, else its rollouts."""
-    sizes = [part.n_tokens if aggregate == "token" else len(part) for part in parts]
+    """What each micro-batch counts for: its tokens where tokens are averaged, else its rollouts (for
+    "sequence" those that have tokens)."""
+    size = {"token": lambda part: part.n_tokens, "sequence": lambda part: int((part.length > 0).sum())}
+    sizes = [size.get(aggregate, len)(part) for part in parts]
     return [size / max(sum(sizes), 1) for size in sizes]

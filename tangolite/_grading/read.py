@@ -81,17 +81,20 @@ def _spelling(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])", "", text)).strip()
 
 
+_OPENING = re.compile(r"[(\[{⦃⟨⟦]")
+
+
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
     """Split where the separator stands outside all brackets."""
-    pieces, start, at = [], 0, 0
-    while at < len(text):
-        if match := separator.match(text, at):
-            pieces.append(text[start:at])
-            start = at = max(match.end(), at + 1)
-        elif text[at] in "([{⦃⟨⟦" and (end := closing(text, at)) > 0:
-            at = end + 1
-        else:
-            at += 1
+    pieces, start, inside_until, opening = [], 0, 0, _OPENING.search(text)
+    for match in separator.finditer(text):
+        while opening and opening.start() < match.start():  # pass the brackets that open before it
+            end = closing(text, opening.start())
+            inside_until = max(inside_until, end + 1)
+            opening = _OPENING.search(text, max(end, opening.start()) + 1)
+        if match.start() >= inside_until:
+            pieces.append(text[start : match.start()])
+            start = match.end()
     return [*pieces, text[start:]]
 
 
@@ -208,7 +211,7 @@ def _measured(text: str, depth: int) -> Value | None:
         return None
     if not rest:  # words in several places
         return Value("text", _fold(text), text)
-    value = _read(rest, depth)
+    value = _read(rest, depth + 10)  # units do not pile up
     if unit == "percent":
         return _number(f"{rest}%", depth) or value
     if value.kind == "text" and len(value.data) > 1:

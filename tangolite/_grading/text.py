@@ -149,7 +149,10 @@ def _argument(s: str, i: int, depth: int, *, digits: bool) -> tuple[str, int]:
         return match.group(), match.end()
     if s[i] == "\\" and (match := re.compile(r"\\[A-Za-z]+").match(s, i)):
         if match.group() in (r"\frac", r"\sqrt", r"\binom"):
-            return _command(s, i, depth)
+            piece, end = _command(s, i, depth)
+            return (
+                ("", i) if end == match.end() else (piece, end)
+            )  # failed: so does what it is the argument of
         return match.group(), match.end()
     if s[i] == "(" and digits and (end := closing(s, i)) > 0:
         return arguments(s[i + 1 : end], depth).strip(), end + 1

@@ -11,7 +11,7 @@ import csv
 import json
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -62,31 +62,31 @@ EVERY = 20  # updates of the generator (of the policy) between evaluations
 
 
 def run_claims(name: str | None, seeds: int, out: str | Path) -> int:
-    """Everything, in an order that gives whole seeds early; returns 0."""
-    out = Path(out)
+    """Everything, two processes at a time; a seed's arms begin when its starting models are made."""
+    out, began, done = Path(out), time.monotonic(), 0
     families = [name] if name else list(FAMILIES)
+    total = seeds * sum(1 + len(FAMILIES[family][1]) for family in families)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        starts = [pool.submit(_start, str(out), f, s) for s in range(seeds) for f in families]
-        _wait(starts, "warm starts")
-        jobs = [(f, s, i) for s in range(seeds) for f in families for i in range(len(FAMILIES[f][1]))]
-        _wait([pool.submit(run_arm, str(out), *job) for job in jobs], "arms")
+        starts = {pool.submit(_start, str(out), f, s): (f, s) for s in range(seeds) for f in families}
+        waiting = set(starts)
+        while waiting:
+            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for job in finished:
+                said, done, passed = job.result(), done + 1, time.monotonic() - began
+                print(f"{done}/{total} {said}, {passed:.0f} s so far", file=sys.stderr, flush=True)
+                if job in starts:
+                    family, seed = starts[job]
+                    arms = range(len(FAMILIES[family][1]))
+                    waiting |= {pool.submit(run_arm, str(out), family, seed, index) for index in arms}
     for family in families:
         write_results(out, family, seeds)
     return 0
 
 
-def _wait(jobs, what: str) -> None:
-    began = time.monotonic()
-    for done, job in enumerate(as_completed(jobs), 1):
-        said, passed = job.result(), time.monotonic() - began
-        left = passed / done * (len(jobs) - done)
-        print(f"{what} {done}/{len(jobs)}: {said}; {left:.0f} s left", file=sys.stderr, flush=True)
-
-
 def _start(out: str, family: str, seed: int) -> str:
     torch.set_num_threads(1)
     make_weights(Path(out) / f"seed-{seed}" / "weights", seed, family)
-    return f"{family}, seed {seed}"
+    return f"start of {family}, seed {seed}"
 
 
 def run_arm(out: str, family: str, seed: int, index: int) -> str:
@@ -168,23 +168,26 @@ def summarise(rows: list[dict]) -> list[dict]:
     cells: dict[tuple, list[dict]] = {}
     for (arm, learned, _, begun), row in last.items():
         cells.setdefault((arm, learned, begun), []).append(row)
-    summary = []
-    for (arm, learned, begun), found in cells.items():
-        scores = {}
-        for name in (k for k in found[0] if k.startswith("eval/") or k == "seconds"):
-            values = [row[name] for row in found if name in row and row[name] == row[name]]
-            if values:
-                interval = bootstrap(values)
-                scores[name] = {"mean": round(interval.mean, 4), "low": round(interval.low, 4),
-                                "high": round(interval.high, 4), "seeds": [round(v, 4) for v in values]}  # fmt: skip
-        summary.append({"arm": arm, "learned": learned, "trained": begun, "scores": scores})
-    return summary
+    return [
+        {"arm": arm, "learned": learned, "trained": begun, "scores": _scores(found)}
+        for (arm, learned, begun), found in cells.items()
+    ]
+
+
+def _scores(rows: list[dict]) -> dict[str, dict]:
+    scores = {}
+    for name in (k for k in rows[0] if k.startswith("eval/") or k == "seconds"):
+        values = [row[name] for row in rows if name in row and row[name] == row[name]]
+        if values:
+            ends = {k: round(v, 4) for k, v in bootstrap(values)._asdict().items()}
+            scores[name] = ends | {"seeds": [round(v, 4) for v in values]}
+    return scores
 
 
 COLUMNS = {
-    "tango": ("eval/answer", "eval/answer_sampled", "eval/step_truth", "eval/step_balanced", "eval/final_balanced",
-              "eval/first_error_f1", "eval/pool_step_balanced", "seconds"),
-    "covrl": ("eval/answer", "eval/step_truth", "eval/step_truth_posterior", "seconds"),
+    "tango": ["eval/answer", "eval/answer_sampled", "eval/step_truth", "eval/step_balanced",
+              "eval/final_balanced", "eval/first_error_f1", "eval/pool_step_balanced", "seconds"],
+    "covrl": ["eval/answer", "eval/step_truth", "eval/step_truth_posterior", "seconds"],
 }  # fmt: skip
 
 

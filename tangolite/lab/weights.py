@@ -1,7 +1,8 @@
-"""Make the built-in weights, with a manifest of what was made: `python -m tangolite warmstart`.
+"""Make the built-in weights, each with a manifest of what was made: `python -m tangolite warmstart`.
 
-The manifest holds a checksum of every model, the first losses of every lesson and the skill measured
-afterwards, so that a test can hold the shipped files against the command that made them.
+A manifest holds the model's checksum, the first losses of every lesson and (of the verifier, and of the
+CoVRL policy) the skill measured afterwards, so that a test can hold the shipped files against the
+command that made them.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ def _make(out: Path, name: str, policy: Policy, course, seed: int) -> None:
 
 
 def _measure(out: Path) -> None:
-    """The skill of what stands in the folder, on held-out problems."""
+    """The skill of what stands in the folder, on held-out problems: of both Tango players together."""
     if (out / "tiny-verifier" / "model.safetensors").exists():
         run = tango_start(out, load_recipe("tango-tiny"))
-        _note(out, "tango", {"skill": evaluate(run)})
+        _note(out, "tiny-verifier", {"skill": evaluate(run)})
     if (out / "tiny-covrl" / "model.safetensors").exists():
-        _note(out, "covrl", {"skill": evaluate(covrl_start(out, load_recipe("covrl-tiny")))})
-    print(f"weights and manifest.json are in {out}")
+        _note(out, "tiny-covrl", {"skill": evaluate(covrl_start(out, load_recipe("covrl-tiny")))})
+    print(f"weights and their manifests are in {out}")
 
 
 def tango_start(weights: Path, config: TangoConfig) -> Tango:
@@ -80,7 +81,7 @@ def covrl_start(weights: Path, config: CoVRLConfig) -> CoVRL:
 
 
 def _note(out: Path, name: str, entry: dict) -> None:
-    path = out / "manifest.json"
+    """Add to a model's manifest."""
+    path = out / name / "manifest.json"
     manifest = json.loads(path.read_text()) if path.exists() else {}
-    manifest[name] = entry
-    path.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    path.write_text(json.dumps(manifest | entry, indent=1, sort_keys=True) + "\n")
