@@ -3,9 +3,9 @@
 What is taught, in plain words.  The *base* sees clean worked chains.  From it, the *generator* is
 taught by somebody who believes a wrong result for about a third of the facts and says it more often
 than not: it starts RL with misconceptions to unlearn, and with the truth still within reach.  The
-*verifier* is taught on verifications **with true step labels**, then weakened on verifications whose
-verdicts are random, until it judges little better than chance; it still recomputes every step.  RL
-never sees a step label: what it can do is bring back and sharpen a skill that this training gave, as
+*verifier* is taught on verifications **with true step labels**, then weakened on verifications of which
+two step verdicts in five are turned round, until its final judgement is no better than chance; it still
+recomputes every step.  RL never sees a step label: what it can do is bring back and sharpen a skill that this training gave, as
 RL at 7B brings out what pre-training gave.  The *CoVRL* policy sees noisy traces under both prompts;
 as the prior it guesses four facts in ten.
 """
@@ -22,7 +22,7 @@ from functools import partial
 import torch
 
 from tangolite.losses import aggregate
-from tangolite.models import Policy, tiny_policy, trainable_copy
+from tangolite.models import Policy
 from tangolite.prompts import TINY, solution_text, verification_text
 from tangolite.rollouts import Rollouts, pad_left, pad_right
 from tangolite.tasks import ChainArithmetic, Fact, Problem, Task, Teacher, misconceptions
@@ -47,16 +47,18 @@ def fit(
     seed: int | str,
     batch: int = 64,
     warmup: int = 50,
+    first: int | None = None,
     on_update: Callable[[int, float], None] | None = None,
 ) -> list[float]:
     """Maximum likelihood on examples drawn one by one; AdamW, linear warm-up, cosine to a tenth.
 
+    ``first`` stops after so many of the updates, on the schedule of them all (to check a recorded beginning).
     Returns the loss (nats per completion token) of every update.
     """
     rng, losses = random.Random(f"fit/{seed}"), []
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
     policy.model.train()
-    for update in range(updates):
+    for update in range(updates if first is None else first):
         rise, fall = (update + 1) / max(warmup, 1), 0.55 + 0.45 * math.cos(math.pi * update / updates)
         optimizer.param_groups[0]["lr"] = lr * min(rise, 1.0) * fall
         rollouts = supervised_batch(policy, [draw(rng) for _ in range(batch)])
@@ -164,8 +166,10 @@ def covrl_lesson(seed: int) -> Lesson:
     return Lesson("noisy traces", 600, 4e-3, lambda p, r: trace_example(p, COVRL_CHAIN, r, guessed, 0.12))
 
 
-def teach(policy: Policy, lesson: Lesson, seed: int, say: Callable[[str], None] = print) -> list[float]:
-    """Run one lesson, with a line of progress now and then; returns its losses."""
+def teach(
+    policy: Policy, lesson: Lesson, seed: int, say: Callable[[str], None] = print, first: int | None = None
+) -> list[float]:
+    """Run one lesson (or its first updates), with a line of progress now and then; returns its losses."""
     began = time.monotonic()
 
     def on_update(update: int, loss: float) -> None:
@@ -174,24 +178,5 @@ def teach(policy: Policy, lesson: Lesson, seed: int, say: Callable[[str], None] 
             say(f"  {lesson.what}: {update + 1}/{lesson.updates}, loss {loss:.4f}, {left:.0f} s left")
 
     draw = partial(lesson.draw, policy)
-    return fit(
-        policy, draw, updates=lesson.updates, lr=lesson.lr, seed=f"{lesson.what}/{seed}", on_update=on_update
-    )
-
-
-def make_tango(seed: int, say: Callable[[str], None] = print) -> dict[str, Policy]:
-    """The starting generator and verifier of a seed, from nothing (about 6 minutes of one core)."""
-    lessons, made = tango_lessons(seed), {"base": tiny_policy(seed)}
-    for name, course in lessons.items():
-        policy = made["base"] if name == "base" else trainable_copy(made["base"])
-        for lesson in course:
-            teach(policy, lesson, seed, say)
-        made[name] = policy
-    return {"tiny-generator": made["generator"], "tiny-verifier": made["verifier"]}
-
-
-def make_covrl(seed: int, say: Callable[[str], None] = print) -> dict[str, Policy]:
-    """The starting CoVRL policy of a seed, from nothing (about 2 minutes of one core)."""
-    policy = tiny_policy(seed)
-    teach(policy, covrl_lesson(seed), seed, say)
-    return {"tiny-covrl": policy}
+    return fit(policy, draw, updates=lesson.updates, lr=lesson.lr, seed=f"{lesson.what}/{seed}",
+               first=first, on_update=on_update)  # fmt: skip

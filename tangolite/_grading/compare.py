@@ -22,6 +22,7 @@ class Comparison:
     def __init__(self, ask: Ask):
         self.ask = ask
         self.steps = 0
+        self.expired = False
 
     def values(self, a: Value, b: Value) -> Verdict:
         """Compare two values of any kind."""
@@ -116,12 +117,16 @@ class Comparison:
 
     def algebra(self, a: str, b: str) -> Verdict:
         """Ask about two canonical spellings, unless one of them is no formula or a monstrous one."""
+        if self.expired:
+            return None, "timeout"
         for text in (a, b):
             if too_heavy(text):
                 return False, "refused: too heavy to evaluate"
             if _NOT_FORMULA.search(text.replace("⟦deg⟧", "")) or text.count("{") != text.count("}"):
                 return False, "refused: not a formula"
-        return self.ask(a, b)
+        verdict = self.ask(a, b)
+        self.expired = verdict[0] is None
+        return verdict
 
 
 def _formula(value: Value) -> str:

@@ -29,7 +29,8 @@ from tangolite._grading.literals import Value, python_literal
 from tangolite._grading.text import MAX_NESTING, closing, tidy
 from tangolite._grading.units import split_unit
 
-MAX_LENGTH = 5_000  # characters of an answer that are looked at; longer ones are only compared as strings
+MAX_LENGTH = 2_000  # characters; longer answers are only equal to themselves
+MAX_LITERAL = 10_000  # characters of a Python literal with strings in it, which is quick to read
 MAX_ENTRIES = 200
 
 
@@ -37,10 +38,12 @@ MAX_ENTRIES = 200
 def read(answer: str) -> Value:
     """Read an answer, LaTeX, plain or a Python literal. Never raises."""
     answer = answer.strip()
-    if len(answer) > MAX_LENGTH or nesting(answer) > MAX_NESTING:
+    if len(answer) > MAX_LITERAL or nesting(answer) > MAX_NESTING:
         return Value("opaque", answer, answer)
     literal = python_literal(answer)
-    return literal if literal is not None else _read(tidy(answer))
+    if literal is not None:
+        return literal
+    return _read(tidy(answer)) if len(answer) <= MAX_LENGTH else Value("opaque", answer, answer)
 
 
 _SEPARATOR = re.compile(r"[,;]\s*⟦?\s*\b(?:and|or)\b\s*⟦?⟧?|⟦\s*(?:and|or)\s*⟧|\s\b(?:and|or)\b\s|[,;]")
@@ -268,7 +271,7 @@ def _words(text: str, depth: int) -> Value | None:
     longest = max((len(run) for run in re.findall(r"[^\W\d_]+", bare)), default=0)
     foreign = re.search(r"[^\W\d_]", bare) and not re.search(r"[^\W\d_]", bare, re.ASCII)
     operators = re.search(r"[+*/^=<>≤≥≠_|{}\\%]|^-|\s-|-\s|^\d", text)
-    code = re.search(r"[A-Za-z]\d|[A-Za-z]{2,}_", bare)
+    code = re.search(r"[A-Za-z]\d|[A-Za-z]{2}_", bare)
     lone = re.fullmatch(r"[^\W\d_]", text.strip(" .,;:!?"))
     if (
         "⟦" in text.replace("⟦deg⟧", "")
