@@ -21,7 +21,7 @@ _PLACES = {
     "sample": "sampling",
     "Tango": "tango",
     "CoVRL": "covrl",
-    "load_recipe": "training",
+    "load_recipe": "settings",
     "train": "training",
 }
 

@@ -39,8 +39,8 @@ def writing(what: str | Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise RunError(
-            f"{what} could not be written ({error}). Checkpoints already written are whole: make room, or make "
-            f"the folder writable, then go on with --resume"
+            f"{what} could not be written ({error}). Checkpoints already written are whole: make room, or "
+            f"make the folder writable, then go on with --resume"
         ) from error
 
 
@@ -68,10 +68,11 @@ def origin(run: Run) -> dict[str, str]:
     A resumed run needs the same again: the references of the KL penalty are the starting weights, and the
     problems of later updates are drawn from the task.
     """
-    weights = {f"the weights of the {name}": checksum(policy) for name, (policy, _) in learners(run).items()}
-    tasks = {name: value for name, value in vars(run).items() if name.endswith("task")}
-    problems = {f"the {name}": hashlib.sha256(repr(task).encode()).hexdigest() for name, task in tasks.items()}
-    return weights | problems
+    found = {f"the weights of the {name}": checksum(policy) for name, (policy, _) in learners(run).items()}
+    for name in ("task", "verifier_task"):
+        if (task := getattr(run, name, None)) is not None:
+            found[f"the {name}"] = hashlib.sha256(repr(task).encode()).hexdigest()
+    return found
 
 
 def save_policies(out: Path, run: Run) -> None:
@@ -139,8 +140,9 @@ def _write(beside: Path, run: Run, done: int, began_with: dict[str, str]) -> Non
         save_file(_optimizer_tensors(optimizer), beside / f"{name}.optimizer.safetensors")
     save_file({"torch": torch.get_rng_state()}, beside / "rng.safetensors")
     state = {
-        "format": 1, "update": done, "next_turn": run.config.turn(done) if isinstance(run, Tango) else "policy",
-        "data_position": done, "seed": run.config.seed, "run": run.state_dict(), "torch": torch.__version__,
+        "format": 1, "update": done, "data_position": done, "seed": run.config.seed,
+        "next_turn": run.config.turn(done) if isinstance(run, Tango) else "policy",
+        "run": run.state_dict(), "torch": torch.__version__,
         "lr": {name: opt.param_groups[0]["lr"] for name, (_, opt) in learners(run).items()},
         "began_with": began_with,
     }  # fmt: skip

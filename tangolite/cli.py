@@ -10,25 +10,36 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0 done, 1 could not be done, 2 wrong usage)."""
+    """Run one command; returns the exit code (0 done, 1 could not be done, 2 wrong usage, 130 stopped)."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     arguments = parser().parse_args(argv)
-    from tangolite.training import RunError
-
     try:
-        return arguments.command(arguments) or 0
-    except RunError as error:
-        print(f"tangolite: {error}", file=sys.stderr)
-        return 1
-    except (ValueError, OSError) as error:  # bad input or a file that cannot be used: no traceback
-        print(f"tangolite: {error}", file=sys.stderr)
-        return 1
+        return _run(arguments)
     except KeyboardInterrupt:
         print("tangolite: stopped", file=sys.stderr)
         return 130
 
 
+def _run(arguments: argparse.Namespace) -> int:
+    """The command, with what its user can put right said in words instead of a traceback."""
+    if arguments.command is run_doctor:  # stands on the standard library alone
+        return run_doctor(arguments)
+    from tangolite.settings import RunError
+    from tangolite.training import Interrupted
+
+    try:
+        return arguments.command(arguments) or 0
+    except (RunError, ValueError) as error:
+        print(f"tangolite: {error}", file=sys.stderr)
+        return 130 if isinstance(error, Interrupted) else 1
+    except OSError as error:
+        named = error.filename is not None and error.strerror is not None
+        print(f"tangolite: {f'{error.filename}: {error.strerror}' if named else error}", file=sys.stderr)
+        return 1
+
+
 def parser() -> argparse.ArgumentParser:
+    """Every command and option."""
     top = argparse.ArgumentParser(
         prog="python -m tangolite", description="RL Tango and CoVRL, on what you have."
     )
@@ -43,19 +54,14 @@ def parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--out", required=True, help="folder of the run")
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    train.add_argument(
-        "--set", nargs="+", default=[], action="extend", metavar="KEY=VALUE", help="change settings"
-    )
-    train.add_argument(
-        "--threads", type=int, default=1, help="CPU threads of torch; 1 is fastest for tiny models"
-    )
+    _set_and_threads(train)
     train.set_defaults(command=run_train)
 
     evaluate = commands.add_parser("eval", help="evaluate a run's last checkpoint, or the start of a recipe")
     evaluate.add_argument("--run", help="folder of a run")
     evaluate.add_argument("--recipe", help="a recipe, to evaluate the policies it starts from")
-    evaluate.add_argument("--count", type=int, default=256, help="held-out problems")
-    evaluate.add_argument("--threads", type=int, default=1)
+    evaluate.add_argument("--count", type=positive, default=256, help="held-out problems (%(default)s)")
+    _set_and_threads(evaluate)
     evaluate.set_defaults(command=run_eval)
 
     warmstart = commands.add_parser("warmstart", help="make the built-in models from nothing (minutes)")
@@ -73,58 +79,80 @@ def parser() -> argparse.ArgumentParser:
     claims.add_argument(
         "name", nargs="?", choices=("tango", "covrl"), help="one of the two families; both unless told"
     )
-    claims.add_argument("--seeds", type=int, default=3)
+    claims.add_argument("--seeds", type=positive, default=3)
     claims.add_argument("--out", required=True)
     claims.set_defaults(command=run_claims)
     return top
 
 
-def run_doctor(arguments) -> int:
+def _set_and_threads(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set", nargs="+", default=[], action="extend", metavar="KEY=VALUE", help="change settings of the "
+        "recipe, e.g. lr=1e-4 task.steps=4; task.file=FILE.jsonl puts your own problems in the task's place",
+    )  # fmt: skip
+    command.add_argument(
+        "--threads", type=positive, default=1, help="CPU threads of torch; 1 is fastest for tiny models"
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
     from tangolite.doctor import doctor
 
     return doctor()
 
 
-def run_train(arguments) -> int:
+def run_train(arguments: argparse.Namespace) -> int:
     import torch
 
     from tangolite.evaluate import held_out
-    from tangolite.training import RunError, load_recipe, recipe_of_run, train
+    from tangolite.settings import RunError, load_recipe, recipe_of_run
+    from tangolite.training import train
 
     torch.set_num_threads(arguments.threads)
     if arguments.recipe is None and not arguments.resume:
         raise RunError("give --recipe NAME to start a run, or --resume to go on with the one in --out")
-    if arguments.recipe is None and arguments.set:
-        raise RunError("--set changes a recipe, so it needs --recipe; a resumed run keeps its own settings")
-    given = arguments.recipe is not None
-    config = load_recipe(arguments.recipe, arguments.set) if given else recipe_of_run(arguments.out)
+    if arguments.recipe is not None:
+        config = load_recipe(arguments.recipe, arguments.set)
+    else:
+        config = recipe_of_run(arguments.out, arguments.set)
     train(config, arguments.out, resume=arguments.resume, callbacks=[held_out(config.eval_every)])
     print(f"done: {config.updates} updates; metrics, checkpoints and policies are in {arguments.out}")
     return 0
 
 
-def run_eval(arguments) -> int:
+def run_eval(arguments: argparse.Namespace) -> int:
     import torch
 
+    from tangolite.checkpoints import checkpoints, load_checkpoint
     from tangolite.evaluate import METRICS, evaluate
-    from tangolite.training import RunError, checkpoints, load_checkpoint, load_recipe, recipe_of_run, start
+    from tangolite.settings import RunError, load_recipe, recipe_of_run
+    from tangolite.training import start
 
     torch.set_num_threads(arguments.threads)
     if (arguments.run is None) == (arguments.recipe is None):
         raise RunError("give either --run FOLDER or --recipe NAME")
-    config = recipe_of_run(arguments.run) if arguments.run else load_recipe(arguments.recipe)
+    if arguments.run and arguments.set:
+        raise RunError("--set changes a recipe, so it goes with --recipe; a run has its own settings")
+    config = recipe_of_run(arguments.run) if arguments.run else load_recipe(arguments.recipe, arguments.set)
+    found = checkpoints(arguments.run) if arguments.run else []
+    if arguments.run and not found:
+        raise RunError(f"{arguments.run} has no checkpoint yet")
     run = start(config)
-    if arguments.run:
-        found = checkpoints(arguments.run)
-        if not found:
-            raise RunError(f"{arguments.run} has no checkpoint yet")
-        print(f"after update {load_checkpoint(found[-1], run)}:")
+    done = load_checkpoint(found[-1], run) if found else 0
+    print(f"after update {done}, {arguments.count} held-out problems:")
     for name, value in evaluate(run, arguments.count).items():
         print(f"{name:28s} {value:6.3f}  {METRICS.get(name, '')}")
     return 0
 
 
-def run_warmstart(arguments) -> int:
+def run_warmstart(arguments: argparse.Namespace) -> int:
     import torch
 
     from tangolite.lab.weights import make_weights
@@ -133,7 +161,7 @@ def run_warmstart(arguments) -> int:
     return make_weights(arguments.out, arguments.seed, arguments.only)
 
 
-def run_bench(arguments) -> int:
+def run_bench(arguments: argparse.Namespace) -> int:
     from tangolite.lab.bench import bench_sampling
 
     rows = bench_sampling()
@@ -143,7 +171,7 @@ def run_bench(arguments) -> int:
     return 0
 
 
-def run_claims(arguments) -> int:
+def run_claims(arguments: argparse.Namespace) -> int:
     from tangolite.lab.claims import run_claims as run
 
     return run(arguments.name, arguments.seeds, arguments.out)

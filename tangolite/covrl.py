@@ -67,7 +67,9 @@ class CoVRLConfig:
 
     def __post_init__(self) -> None:
         allowed = {"kl_gradient": ("both", "prior"), "kl_estimator": ("sampled", "exact"),
-                   "prompts": ("tiny", "chat"), "lr_schedule": ("cosine", "constant")}  # fmt: skip
+                   "prompts": ("tiny", "chat"), "lr_schedule": ("cosine", "constant"),
+                   "aggregate": ("token", "sequence", "constant"),
+                   "reward": ("mean_logp", "sum_logp", "mean_prob", "sum_prob", "prod_prob")}  # fmt: skip
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} must be one of {', '.join(values)}, got {getattr(self, name)!r}")

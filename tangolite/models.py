@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,11 +194,36 @@ def load_policy(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float3
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    folder = WEIGHTS / str(name_or_folder)
-    source = folder if folder.is_dir() else name_or_folder
+    source = _source(name_or_folder)
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
-    return Policy.of(model.eval(), load_tokenizer(source))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
+        return Policy.of(model.eval(), load_tokenizer(source))
+    except Exception as error:  # the library raises many kinds, and its words say little of what was asked
+        raise _no_model(name_or_folder, " ".join(str(error).split())) from error
+
+
+def built_in() -> list[str]:
+    """The models that need no download."""
+    return sorted(path.parent.name for path in WEIGHTS.glob("*/config.json"))
+
+
+def _source(name_or_folder: str | Path) -> Path | str:
+    """Where to load from; a hub is asked for OWNER/NAME alone, so that a misspelt name fails at once."""
+    if str(name_or_folder) in built_in():
+        return WEIGHTS / str(name_or_folder)
+    if Path(name_or_folder).is_dir():
+        return Path(name_or_folder)
+    if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name_or_folder)):
+        raise _no_model(name_or_folder, "neither a built-in model, nor a folder, nor OWNER/NAME of a hub")
+    return name_or_folder
+
+
+def _no_model(name_or_folder: str | Path, reason: str) -> OSError:
+    return OSError(
+        f"no model {str(name_or_folder)!r} ({reason}). Built in are {', '.join(built_in()) or 'none here'}; "
+        f"a folder of your own needs config.json, model.safetensors and the tokenizer's files"
+    )
 
 
 def load_tokenizer(source: str | Path):

@@ -59,6 +59,13 @@ def load_recipe(name_or_file: str | Path, changes: Sequence[str] = ()) -> Config
     return config_of(settings, str(name_or_file))
 
 
+def recipe_of_run(out: str | Path, changes: Sequence[str] = ()) -> Config:
+    """The recipe that a run's folder was made with, with changes; raises RunError where there is no run."""
+    if not (Path(out) / "recipe.yaml").is_file():
+        raise RunError(f"{out} holds no run (no recipe.yaml): start one with --recipe NAME --out {out}")
+    return load_recipe(Path(out) / "recipe.yaml", changes)
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """The plain mapping that a recipe's file holds; raises RunError when it cannot be read as one."""
     try:

@@ -90,6 +90,10 @@ class TangoConfig:
             "step_source": ("verifier", "truth", "none"),
             "prompts": ("tiny", "chat"),
             "estimator": ("grpo", "rloo", "reinforce++"),
+            "alpha_schedule": ("exp", "linear", "cosine", "none"),
+            "class_weights": ("sqrt_inverse", "inverse", "none"),
+            "kl_kind": ("k1", "k2", "k3", "abs"),
+            "aggregate": ("token", "sequence", "constant"),
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:

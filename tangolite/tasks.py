@@ -12,7 +12,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 Fact = tuple  # what one step has to know, e.g. (17, "+", 5) or ("tree",)
@@ -219,6 +219,7 @@ def task_of(settings: dict) -> Task:
     """A task from the settings of a recipe: ``kind: chain | letters``, or ``file: problems.jsonl``."""
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
     if "file" in settings:
+        settings.pop("kind", None)  # a file stands in the place of any built-in task
         if unknown := sorted(set(settings) - {"file", "question", "answer"}):
             raise ValueError(f"task.file takes question and answer beside it, not {', '.join(unknown)}")
         return ProblemSet(tuple(read_jsonl(settings.pop("file"), **settings)))
@@ -226,6 +227,9 @@ def task_of(settings: dict) -> Task:
     kinds = {"chain": ChainArithmetic, "letters": LastLetters}
     if kind not in kinds:
         raise ValueError(f"task.kind must be one of {', '.join(kinds)} (or give task.file), got {kind!r}")
+    known = [f.name for f in fields(kinds[kind])]
+    if unknown := sorted(set(settings) - set(known)):
+        raise ValueError(f"a task of kind {kind} has {', '.join(known)}, not {', '.join(unknown)}")
     try:
         return kinds[kind](**settings)
     except TypeError as error:

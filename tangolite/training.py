@@ -36,7 +36,7 @@ from tangolite.checkpoints import (
 )
 from tangolite.covrl import CoVRL
 from tangolite.rollouts import Rollouts
-from tangolite.settings import Config, RunError, plain, read_settings
+from tangolite.settings import Config, RunError, load_recipe, plain
 from tangolite.tango import Tango
 from tangolite.updates import NonFiniteError
 
@@ -79,18 +79,26 @@ def train(
         return _finished(out, run)
     _write_recipe(out, config)
     done = _resume(out, run) if resume else 0
-    with Progress(config.updates, done) as progress, Stop() as stop:
-        while done < config.updates:
-            metrics = _one_update(run, done, out, list(callbacks))
+    try:
+        _loop(run, out, done, began_with, list(callbacks))
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped within an update, which is lost; {_how_to_go_on(out)}") from None
+    save_policies(out, run)
+    return run
+
+
+def _loop(run: Run, out: Path, done: int, began_with: dict[str, str], callbacks: list[Callback]) -> None:
+    every, total = run.config.checkpoint_every, run.config.updates
+    with Progress(total, done) as progress, Stop() as stop:
+        while done < total:
+            metrics = _one_update(run, done, out, callbacks)
             done += 1
             append(out / "metrics.jsonl", {"update": done} | metrics)
             append(out / "timing.jsonl", {"update": done, "seconds": progress.tick(done, metrics)})
-            if done % config.checkpoint_every == 0 or done == config.updates or stop.asked:
+            if done % every == 0 or done == total or stop.asked:
                 save_checkpoint(out, run, done, began_with)
-            if stop.asked and done < config.updates:
-                raise Interrupted(f"stopped after update {done}, which is saved; {_how_to_go_on(out)}")
-    save_policies(out, run)
-    return run
+            if stop.asked and done < total:
+                raise Interrupted(f"stopped after update {done}; {_how_to_go_on(out)}")
 
 
 def _one_update(run: Run, done: int, out: Path, callbacks: list[Callback]) -> dict[str, Any]:
@@ -104,13 +112,8 @@ def _one_update(run: Run, done: int, out: Path, callbacks: list[Callback]) -> di
         with writing(path):
             save_file(_tensors(error.batch), path)
         raise RunError(
-            f"update {done + 1}: {error}. The weights were not changed, and the last checkpoint is kept; the "
-            f"batch is in {path}. Start a new run with a lower learning rate (--set lr=...), or look at the batch"
-        ) from None
-    except KeyboardInterrupt:
-        last = checkpoints(out)[-1].name if checkpoints(out) else "the start, since there is no checkpoint yet"
-        raise Interrupted(
-            f"stopped in the middle of update {done + 1}, which is lost; {_how_to_go_on(out)} from {last}"
+            f"update {done + 1}: {error}. The weights were not changed, and the last checkpoint is kept. The "
+            f"batch is in {path}: look at it, or start a new run with a lower learning rate (--set lr=...)"
         ) from None
 
 
@@ -184,9 +187,10 @@ class Progress:
 
 
 def _check_folder(out: Path, config: Config, resume: bool) -> None:
-    """May this recipe be run here?  Looks only, so that what fails before the first update leaves no trace."""
+    """May this recipe be run here?  Looks only: what fails before the first update leaves no trace."""
     if not (out / "recipe.yaml").exists():
-        if out.exists() and (not out.is_dir() or any(not path.name.startswith(".") for path in out.iterdir())):
+        empty = not out.exists() or (out.is_dir() and all(p.name.startswith(".") for p in out.iterdir()))
+        if not empty:
             raise RunError(f"{out} is not an empty folder and holds no run; choose another --out")
         return
     if not resume:
@@ -194,7 +198,7 @@ def _check_folder(out: Path, config: Config, resume: bool) -> None:
         raise RunError(
             f"{out} already holds {state} run; add --resume to go on with it, or choose another --out"
         )
-    old, new = read_settings(out / "recipe.yaml"), plain(config)
+    old, new = plain(load_recipe(out / "recipe.yaml")), plain(config)
     differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if differ:
         lines = "".join(f"\n  {k}: there {old.get(k)!r}, asked for {new.get(k)!r}" for k in sorted(differ))
@@ -227,4 +231,6 @@ def _finished(out: Path, run: Run) -> Run:
 
 
 def _how_to_go_on(out: Path) -> str:
-    return f"go on with: python -m tangolite train --out {out} --resume"
+    found = checkpoints(out)
+    last = found[-1].name if found else "the start (there is no checkpoint yet)"
+    return f"go on from {last} with: python -m tangolite train --out {out} --resume"

@@ -5,9 +5,9 @@ taught by somebody who believes a wrong result for about a third of the facts an
 than not: it starts RL with misconceptions to unlearn, and with the truth still within reach.  The
 *verifier* is taught on verifications **with true step labels**, then weakened on verifications of which
 two step verdicts in five are turned round, until its final judgement is no better than chance; it still
-recomputes every step.  RL never sees a step label: what it can do is bring back and sharpen a skill that this training gave, as
-RL at 7B brings out what pre-training gave.  The *CoVRL* policy sees noisy traces under both prompts;
-as the prior it guesses four facts in ten.
+recomputes every step.  RL never sees a step label: what it can do is bring back and sharpen a skill that
+this training gave, as RL at 7B brings out what pre-training gave.  The *CoVRL* policy sees noisy traces
+under both prompts; as the prior it guesses four facts in ten.
 """
 
 from __future__ import annotations
@@ -142,13 +142,16 @@ class Lesson:
     updates: int
     lr: float
     draw: Callable[[Policy, random.Random], Example]
+    enough: float | None = None  # the loss that shows it was learned, where that is not certain
 
 
 def tango_lessons(seed: int) -> dict[str, list[Lesson]]:
     """What the base is taught, and after it (from the base) the generator and the verifier."""
     teacher = misconceptions(CHAIN, fraction=0.35, rate=0.6, seed=seed)
     return {
-        "base": [Lesson("clean chains", 1200, 4e-3, lambda p, r: solution_example(p, MIXED, r))],
+        # 0.1 a token (ln 2 once in seven) is the loss of a model that knows the facts and tosses a coin for
+        # every operator; some initialisations stay there.
+        "base": [Lesson("clean chains", 1200, 4e-3, lambda p, r: solution_example(p, MIXED, r), enough=0.01)],
         "generator": [
             Lesson("misconceptions", 200, 1e-3, lambda p, r: solution_example(p, CHAIN, r, teacher(r)))
         ],

@@ -33,8 +33,8 @@ NOTEBOOKS = sorted(p for p in (ROOT / "notebooks").rglob("*.ipynb") if ".ipynb_c
 # The order of the data flow: no module imports one further down. _grading_x.py belongs to grading.
 ORDER = (
     "rollouts", "tasks", "prompts", "parsing", "grading", "logprob", "models", "sampling", "rewards",
-    "advantages", "losses", "updates", "warmstart", "tango", "covrl", "training", "evaluate", "plots",
-    "inspector",
+    "advantages", "losses", "updates", "warmstart", "tango", "covrl", "settings", "checkpoints", "training",
+    "evaluate", "plots", "inspector",
 )  # fmt: skip
 FRONT = (
     "__init__",

@@ -12,10 +12,11 @@ import json
 import pytest
 import torch
 
+from tangolite.checkpoints import checksum
 from tangolite.evaluate import evaluate
 from tangolite.lab.weights import FIRST, covrl_start, tango_start
 from tangolite.models import WEIGHTS, load_policy, tiny_policy, trainable_copy
-from tangolite.training import checksum, load_recipe
+from tangolite.settings import load_recipe
 from tangolite.warmstart import covrl_lesson, tango_lessons, teach
 
 NAMES = ("tiny-base", "tiny-generator", "tiny-verifier", "tiny-covrl")

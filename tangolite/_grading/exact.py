@@ -101,7 +101,11 @@ class _Reader:
             if operator in "*/":
                 self.at += 1
                 factor = self.signed()
-            elif operator in "({" or self.text.startswith((r"\frac", r"\binom"), self.at):
+            elif (
+                operator in "({"
+                or (operator.isdigit() and self.text[self.at - 1] in ")}")
+                or self.text.startswith((r"\frac", r"\binom"), self.at)
+            ):
                 factor = self.powered()
             else:
                 break

@@ -220,7 +220,13 @@ def tidy(answer: str) -> str:
 
 
 def to_latex(text: str) -> str:
-    """A canonical spelling as LaTeX for math-verify. Decimals become fractions: it would round them."""
+    """A canonical spelling as LaTeX for math-verify.
+
+    It would round decimals, so they become fractions; it reads 2\\frac{1}{3} as a mixed number only where that is
+    the whole, and (3)4 as 7.
+    """
+    text = _MIXED.sub(_improper, text)
+    text = re.sub(r"\)(?=\d)", ")*", text)
     text = text.replace("⟦deg⟧", r"\cdot\frac{\pi}{180}").replace("%", r"\cdot\frac{1}{100}")
     text = re.sub(r"(\d*)\.(\d+)", _decimal, text)
     return re.sub("[*≤≥≠⦃⦄⟨⟩⏎]", lambda sign: _COMMANDS[sign.group()], text)
@@ -228,6 +234,13 @@ def to_latex(text: str) -> str:
 
 _COMMANDS = {"*": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "⦃": r"\{", "⦄": r"\}"}
 _COMMANDS |= {"⟨": r"\langle ", "⟩": r"\rangle ", "⏎": r"\\"}
+
+_MIXED = re.compile(r"(?<![\d.)}A-Za-z])(\d{1,9})\\frac\{(\d{1,9})\}\{(\d{1,9})\}(?!\^)")
+
+
+def _improper(match: re.Match[str]) -> str:
+    whole, top, bottom = map(int, match.groups())
+    return rf"\frac{{{whole * bottom + top}}}{{{bottom}}}" if 0 < top < bottom else match.group()
 
 
 def _decimal(match: re.Match[str]) -> str:

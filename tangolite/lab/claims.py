@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 import torch
 
+from tangolite.checkpoints import read_metrics
 from tangolite.evaluate import bootstrap, evaluate
 from tangolite.lab.weights import covrl_start, make_weights, tango_start
-from tangolite.training import load_recipe, read_metrics, train, with_seed
+from tangolite.settings import load_recipe, with_seed
+from tangolite.training import train
 
 WARMUP, GENERATOR = 40, 60  # verifier warm-up updates; generator updates of every arm of Tango
 

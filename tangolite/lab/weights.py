@@ -10,18 +10,22 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from tangolite.checkpoints import checksum, save_policy
 from tangolite.covrl import CoVRL, CoVRLConfig
 from tangolite.evaluate import evaluate
-from tangolite.models import Policy, load_policy, tiny_policy, trainable_copy
+from tangolite.models import Policy, load_policy, tiny_policy
+from tangolite.settings import RunError, load_recipe
 from tangolite.tango import Tango, TangoConfig
-from tangolite.training import checksum, load_recipe, save_policy
-from tangolite.warmstart import covrl_lesson, tango_lessons, teach
+from tangolite.warmstart import Lesson, covrl_lesson, tango_lessons, teach
 
-FIRST = 20  # losses kept of each lesson
+FIRST = 20  # losses kept of each lesson, and averaged at its end
+ATTEMPTS = 3  # initialisations tried until a lesson is learned
 
 
 def make_weights(out: str | Path, seed: int, only: str | None = None) -> int:
@@ -29,12 +33,16 @@ def make_weights(out: str | Path, seed: int, only: str | None = None) -> int:
     out = Path(out)
     if only in (None, "tango"):
         for name, course in tango_lessons(seed).items():
-            start = tiny_policy(seed) if name == "base" else trainable_copy(_load(out / "tiny-base"))
-            _make(out, f"tiny-{name}", start, course, seed)
+            begin = partial(_fresh, seed) if name == "base" else lambda _: _load(out / "tiny-base")
+            _make(out, f"tiny-{name}", begin, course, seed)
     if only in (None, "covrl"):
-        _make(out, "tiny-covrl", tiny_policy(seed), [covrl_lesson(seed)], seed)
+        _make(out, "tiny-covrl", partial(_fresh, seed), [covrl_lesson(seed)], seed)
     _measure(out)
     return 0
+
+
+def _fresh(seed: int, attempt: int) -> Policy:
+    return tiny_policy(seed + 1000 * attempt)
 
 
 def _load(folder: Path) -> Policy:
@@ -43,21 +51,34 @@ def _load(folder: Path) -> Policy:
     return policy
 
 
-def _make(out: Path, name: str, policy: Policy, course, seed: int) -> None:
-    folder = out / name
+def _make(out: Path, name: str, begin: Callable[[int], Policy], course: list[Lesson], seed: int) -> None:
+    """Teach one model; a lesson that was not learned starts over from another initialisation."""
+    folder, began = out / name, time.monotonic()
     if (folder / "model.safetensors").exists():
         print(f"{name}: already in {folder}")
         return
-    print(f"{name}:")
-    began, lessons = time.monotonic(), []
-    for lesson in course:
-        losses = teach(policy, lesson, seed, lambda line: print(line, file=sys.stderr))
-        rounded = [round(loss, 5) for loss in losses]
-        lessons.append({"what": lesson.what, "updates": lesson.updates, "lr": lesson.lr,
-                        "first_losses": rounded[:FIRST], "last_loss": rounded[-1]})  # fmt: skip
+    for attempt in range(ATTEMPTS):
+        print(f"{name}, attempt {attempt + 1}:")
+        policy, lessons = begin(attempt), []
+        for lesson in course:
+            losses = teach(policy, lesson, seed, lambda line: print(line, file=sys.stderr))
+            lessons.append(_report(lesson, losses))
+        if all(report["learned"] for report in lessons):
+            break
+    else:
+        raise RunError(f"{name} did not learn {course[0].what!r} in {ATTEMPTS} attempts; take another --seed")
     save_policy(policy, folder)
-    _note(out, name, {"seed": seed, "sha256": checksum(policy), "torch": torch.__version__,
-                      "seconds": round(time.monotonic() - began), "lessons": lessons})  # fmt: skip
+    made = {"seed": seed, "attempt": attempt, "torch": torch.__version__, "lessons": lessons}
+    _note(out, name, made | {"sha256": checksum(policy), "seconds": round(time.monotonic() - began)})
+
+
+def _report(lesson: Lesson, losses: list[float]) -> dict:
+    last = sum(losses[-FIRST:]) / FIRST
+    return {
+        "what": lesson.what, "updates": lesson.updates, "lr": lesson.lr, "last_loss": round(last, 5),
+        "first_losses": [round(x, 5) for x in losses[:FIRST]],
+        "learned": lesson.enough is None or last < lesson.enough,
+    }  # fmt: skip
 
 
 def _measure(out: Path) -> None:
