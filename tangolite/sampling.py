@@ -107,10 +107,18 @@ def _is_plain_qwen2(model) -> bool:
 
 
 def _cached(policy, ids, length, n, max_new_tokens, temperature, generator):
-    decoder = _Decoder(policy.model, len(ids), n, max_new_tokens)
-    hidden = decoder.read(ids.to(policy.device), length.to(policy.device))
     tokens = torch.full((len(ids) * n, max_new_tokens), policy.pad_id)
     logp = torch.zeros(len(ids) * n, max_new_tokens)
+    with torch.inference_mode():  # cheaper than no_grad; what is returned was made outside
+        done = _decode(policy, ids, length, n, tokens, logp, temperature, generator)
+    return tokens[:, :done], logp[:, :done]
+
+
+def _decode(policy, ids, length, n, tokens, logp, temperature, generator) -> int:
+    """Fill in tokens and log-probs; returns how many columns were needed."""
+    max_new_tokens = tokens.shape[1]
+    decoder = _Decoder(policy.model, len(ids), n, max_new_tokens)
+    hidden = decoder.read(ids.to(policy.device), length.to(policy.device))
     alive, eos = torch.arange(len(tokens)), torch.tensor(policy.eos_ids)
     for t in range(max_new_tokens):
         token, token_logp = choose(decoder.head(hidden), temperature, generator)
@@ -122,7 +130,7 @@ def _cached(policy, ids, length, n, max_new_tokens, temperature, generator):
             alive, token = alive[running], token[running]
             decoder.keep(running)
         hidden = decoder.step(token)
-    return tokens[:, : t + 1], logp[:, : t + 1]
+    return t + 1
 
 
 class _Decoder:
@@ -211,8 +219,9 @@ class _Decoder:
         for index, (layer, qkv, bias, gate_up) in enumerate(self.layers):
             x = F.rms_norm(hidden, hidden.shape[-1:], layer.input_layernorm.weight, eps)
             heads = F.linear(x, qkv, bias).unflatten(-1, (-1, self.size)).transpose(1, 2)
-            q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-            out = attend(index, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
+            turning, v = heads.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
+            q, k = _rotate(turning, cos, sin).split([self.heads, self.kv_heads], dim=1)
+            out = attend(index, q, k, v)
             hidden = hidden + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
             x = F.rms_norm(hidden, hidden.shape[-1:], layer.post_attention_layernorm.weight, eps)
             gate, up = F.linear(x, gate_up).chunk(2, dim=-1)

@@ -222,8 +222,8 @@ def tidy(answer: str) -> str:
 def to_latex(text: str) -> str:
     """A canonical spelling as LaTeX for math-verify.
 
-    It would round decimals, so they become fractions; it reads 2\\frac{1}{3} as a mixed number only where that is
-    the whole, and (3)4 as 7.
+    It would round decimals, so they become fractions; it reads 2\\frac{1}{3} as a mixed number only where
+    that is the whole; and it reads (3)4 as 7.
     """
     text = _MIXED.sub(_improper, text)
     text = re.sub(r"\)(?=\d)", ")*", text)
