@@ -12,6 +12,7 @@ import math
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -321,33 +322,47 @@ def step_strip(
     for lists of other lengths than ``steps``.
     """
     verdicts = [None] * len(steps) if verdicts is None else verdicts
-    for name, column in (("verdicts", verdicts), ("truth", truth), ("ends", ends)):
-        if column is not None and len(column) != len(steps):
-            raise ValueError(f"{name} has {len(column)} entries for {len(steps)} steps")
-    columns = {"step": 0.0, "verdict": 5.9}
-    columns |= {"truth": 7.7, "verifier": 8.6} if truth is not None else {}
-    columns |= {"ends at token": 9.8 if truth is not None else 7.7} if ends is not None else {}
-    wrapped = [textwrap.fill(text, 60) or "(empty)" for text in steps]
-    heights = [1.1 + 0.55 * text.count("\n") for text in wrapped]
-    fig, (ax,) = figure(width=9.0, height=0.5 + 0.3 * sum(heights))
-    for head, left in columns.items():
-        _write(ax, left, 0.5, head, weight="bold")
-    top = 0.0
-    for k, (text, height) in enumerate(zip(wrapped, heights, strict=True)):
-        middle = top - height / 2
-        _write(ax, 0.0, middle, f"{k + 1}", weight="bold")
-        _write(ax, 0.35, middle, text)
-        _verdict(ax, columns["verdict"], middle, verdicts[k])
-        if truth is not None:
-            _write(ax, columns["truth"], middle, TRUTHS[truth[k]])
-            _write(ax, columns["verifier"], middle, _agreement(verdicts[k], truth[k]))
-        if ends is not None:
-            _write(ax, columns["ends at token"], middle, f"{ends[k]}")
-        top -= height
-        ax.plot([0, 11], [top, top], color=FAINT, linewidth=0.6)
-    ax.set(xlim=(-0.1, 11.1), ylim=(top - 0.1, 1.1))
+    for name, given in (("verdicts", verdicts), ("truth", truth), ("ends", ends)):
+        if given is not None and len(given) != len(steps):
+            raise ValueError(f"{name} has {len(given)} entries for {len(steps)} steps")
+    columns = _columns(steps, verdicts, truth, ends)
+    heights = [1.1 + 0.55 * text.count("\n") for text in columns["step"].cells]
+    bottoms = [-total for total in accumulate(heights)]
+    right = sum(column.width for column in columns.values())
+    fig, (ax,) = figure(width=0.1 + 0.8 * right, height=0.5 + 0.3 * sum(heights))
+    left = 0.0
+    for head, (width, cells) in columns.items():
+        _write(ax, left, 0.5, head.strip(), weight="bold")
+        for cell, height, bottom in zip(cells, heights, bottoms, strict=True):
+            (_verdict if head == "verdict" else _write)(ax, left, bottom + height / 2, cell)
+        left += width
+    ax.hlines(bottoms, 0, right, color=FAINT, linewidth=0.6)
+    ax.set(xlim=(-0.1, right + 0.1), ylim=(-sum(heights) - 0.1, 1.1))
     ax.axis("off")
     return fig
+
+
+class _Column(NamedTuple):
+    width: float
+    cells: Sequence
+
+
+def _columns(steps, verdicts, truth, ends) -> dict[str, _Column]:
+    """What a step strip says, from left to right; the width of the first text column follows the text."""
+    texts = [textwrap.fill(text, 60) or "(empty)" for text in steps]
+    longest = max((len(line) for text in texts for line in text.split("\n")), default=0)
+    columns = {
+        " ": _Column(0.35, [f"{k}" for k in range(1, len(steps) + 1)]),
+        "step": _Column(0.4 + 0.09 * max(longest, 12), texts),
+        "verdict": _Column(1.8, verdicts),
+    }
+    if truth is not None:
+        columns["truth"] = _Column(0.9, [TRUTHS[true] for true in truth])
+        agreement = [_agreement(verdict, true) for verdict, true in zip(verdicts, truth, strict=True)]
+        columns["verifier"] = _Column(1.3, agreement)
+    if ends is not None:
+        columns["ends at token"] = _Column(1.4, [f"{end}" for end in ends])
+    return columns
 
 
 def _write(ax: Axes, x: float, y: float, text: str, **looks: Any) -> None:

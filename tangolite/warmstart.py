@@ -3,11 +3,11 @@
 What is taught, in plain words.  The *base* sees clean worked chains.  From it, the *generator* is
 taught by somebody who believes a wrong result for about a third of the facts and says it more often
 than not: it starts RL with misconceptions to unlearn, and with the truth still within reach.  The
-*verifier* is taught on verifications **with true step labels**, then weakened on verifications of which
-two step verdicts in five are turned round, until its final judgement is no better than chance; it still
-recomputes every step.  RL never sees a step label: what it can do is bring back and sharpen a skill that
-this training gave, as RL at 7B brings out what pre-training gave.  The *CoVRL* policy sees noisy traces
-under both prompts; as the prior it guesses four facts in ten.
+*verifier* is taught on verifications **with true step labels**, then weakened on verifications whose
+step verdicts are turned round at random, until it judges little better than chance; it still recomputes
+every step, and its final judgement still follows from its verdicts.  RL never sees a step label: what it
+can do is bring back and sharpen a skill that this training gave, as RL at 7B brings out what pre-training
+gave.  The *CoVRL* policy sees noisy traces under both prompts; as the prior it guesses four facts in ten.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ def tango_lessons(seed: int) -> dict[str, list[Lesson]]:
         "verifier": [
             Lesson("true step labels", 1000, 4e-3, lambda p, r: verification_example(p, MIXED, r)),
             Lesson("shaken verdicts", 40, 5e-4, lambda p, r: verification_example(p, MIXED, r, flip=0.4)),
+            Lesson("random verdicts", 60, 5e-4, lambda p, r: verification_example(p, MIXED, r, flip=0.5)),
         ],
     }
 

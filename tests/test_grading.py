@@ -85,7 +85,7 @@ SAME = {
         (r"\text{(C)}", "C"),
         (r"\textbf{(C)}", "c."),
         ("no solution", r"\text{No solution}"),
-        ("北京", "北京。".rstrip("。")),
+        ("北京", "北京."),
     ],
     "Python literals": [
         ("'a'", '"a"'),
@@ -190,7 +190,7 @@ DIFFERENT = {
         (r"\pi", "3.14159265"),
         (r"0.3333333\pi", r"\frac{\pi}{3}"),
     ],
-    "percent": [("50", "0.5"), (r"50\%", "50"), (r"5\%", r"500\%"), ("50", r"50\%"), ("2", "200 percentage".replace("200", "2"))],
+    "percent": [("50", "0.5"), (r"50\%", "50"), (r"5\%", r"500\%"), ("50", r"50\%"), ("2", "2 percent")],
     "units": [
         (r"3\text{ cm}", r"3\text{ m}"),
         (r"3\text{ cm}", r"30\text{ mm}"),
@@ -407,8 +407,7 @@ def test_a_timeout_kills_the_child_and_the_next_answer_is_right():
 def test_entries_of_a_tuple_share_one_budget():
     answers_match(*HARD)
     endless = [rf"\int_0^1 \sin(\sin(\sin(x^{{x+{k}}}))) dx" for k in range(8)]
-    gold = f"({','.join(rf'{k}+\\sqrt{{3}}' for k in range(8))})" if sys.version_info >= (3, 12) else None
-    gold = gold or "(" + ",".join(f"{k}+\\sqrt{{3}}" for k in range(8)) + ")"
+    gold = "(" + ",".join(rf"{k}+\sqrt{{3}}" for k in range(8)) + ")"
     before = worker_restarts()
     assert answers_status(f"({','.join(endless)})", gold, timeout=0.3) == "timeout"
     assert worker_restarts() == before + 1  # one entry used it up; the others were not tried

@@ -23,7 +23,7 @@ CHAINS = [
     ChainArithmetic(),
     ChainArithmetic(modulus=2, steps=1),
     ChainArithmetic(modulus=5, steps=3, operators="+*", operands=(0, 4)),
-    ChainArithmetic(modulus=100, steps=(2, 5, 12), operators="+-*", operands=(1, 99)),
+    ChainArithmetic(modulus=100, steps=(2, 5, 12), operators="+-*", operands=(1, 25)),
     ChainArithmetic(modulus=31, steps=4, first=(7, 7)),
 ]
 LETTERS = [LastLetters(), LastLetters(steps=(1, 6)), LastLetters(steps=2, words=("ab", "cd"))]
@@ -166,14 +166,11 @@ def test_a_misconception_is_said_at_the_given_rate_and_truth_otherwise():
     teacher = misconceptions(task, fraction=0.35, rate=0.6, seed=0)(random.Random(0))
     always = misconceptions(task, fraction=0.35, rate=1.0, seed=0)(random.Random(0))
     believed = {f: always(f) for f in task.facts() if always(f) != task.truth(f)}
-    said = [teacher(f) for f in believed for _ in range(20)]
-    results = [
-        (s, believed[f], task.truth(f)) for s, f in zip(said, [f for f in believed for _ in range(20)])
-    ]
+    asked = list(believed) * 20
+    results = [(teacher(fact), believed[fact], task.truth(fact)) for fact in asked]
     assert all(s in (wrong, right) for s, wrong, right in results)
     share = sum(s == wrong for s, wrong, _ in results) / len(results)
     assert abs(share - 0.6) < 0.03  # 3,900 draws: a standard deviation of 0.008
-    assert misconceptions(task, fraction=0.35, rate=1.0, seed=1)(random.Random(0)) is not always
     other = misconceptions(task, fraction=0.35, rate=1.0, seed=1)(random.Random(0))
     assert any(other(f) != always(f) for f in task.facts())
 

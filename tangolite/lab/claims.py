@@ -26,7 +26,7 @@ from tangolite.lab.weights import covrl_start, make_weights, tango_start
 from tangolite.settings import load_recipe, with_seed
 from tangolite.training import train
 
-WARMUP, GENERATOR = 40, 60  # verifier warm-up updates; generator updates of every arm of Tango
+WARMUP, GENERATOR = 60, 60  # verifier warm-up updates; generator updates of every arm of Tango
 
 
 class Arm(NamedTuple):
