@@ -1,4 +1,4 @@
-# Two commands are enough: `make setup` once, then `make run`. Everything is installed into .venv and nowhere else.
+# Two commands are enough: `make run` and `make test`. Each sets up .venv first if it has to, and installs nowhere else.
 # Windows: the same commands stand behind `python -m tangolite`, `python -m pytest` and `python -m tangolite.lab.run_notebooks`.
 
 PYTHON ?= python3

@@ -104,7 +104,7 @@ def _apply(settings: dict, change: str) -> None:
 def config_of(settings: dict[str, Any], where: str) -> Config:
     """The dataclass of a method from plain settings; raises RunError for what is unknown or out of range."""
     method = settings.get("method")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise RunError(f"{where}: method must be one of {', '.join(METHODS)}, got {method!r}")
     default = METHODS[method]()
     known = [f.name for f in fields(default)]

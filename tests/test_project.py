@@ -46,7 +46,7 @@ FRONT = (
 )  # stand on the order, are imported by none of it
 MAY_IMPORT_LAB = ("__main__", "cli", "lab")
 HEAVY = ("bitsandbytes", "vllm", "triton", "datasets", "peft", "sympy", "matplotlib")
-CORE_LINES = 3200
+CORE_LINES = 3200  # of the modules in ORDER; _grading/ (the grader's parts), the command line and lab/ stand beside
 
 
 # Imports
@@ -141,7 +141,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_no_module_loads_the_large_packages_before_they_are_used() -> None:
-    every = ", ".join(f"tangolite.{name}" for name in ORDER)
+    there = {path.stem for path in PACKAGE.iterdir()}  # the inspector has a place but is not built yet
+    every = ", ".join(f"tangolite.{name}" for name in ORDER if name in there)
     assert loaded_by(f"import {every}", ("bitsandbytes", "vllm", "triton", "datasets", "peft")) == ""
 
 
@@ -173,7 +174,8 @@ def test_only_lines_that_do_something_are_counted() -> None:
 
 
 def test_the_core_stays_small() -> None:
-    counts = {p: code_lines(p.read_text("utf-8")) for p in SOURCES if module_of(p) != "lab"}
+    core = [p for p in SOURCES if p.relative_to(PACKAGE).with_suffix("").parts[0] in ORDER]
+    counts = {p: code_lines(p.read_text("utf-8")) for p in core}
     for path, count in sorted(counts.items(), key=lambda item: -item[1]):
         print(f"{count:5} {path.relative_to(ROOT).as_posix()}")
     print(f"{sum(counts.values()):5} lines of code in the core, of {CORE_LINES} at most")

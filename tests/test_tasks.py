@@ -156,9 +156,8 @@ def test_a_misconception_is_one_fixed_wrong_result(task):
     wrong = [fact for fact in facts if first(fact) != task.truth(fact)]
     assert len(wrong) == round(0.5 * len(facts))
     assert [first(f) for f in facts] == [again(f) for f in facts]
-    assert [misconceptions(task, fraction=0.5, rate=1.0, seed=7)(random.Random(2))(f) for f in facts] == [
-        first(f) for f in facts
-    ]
+    same = misconceptions(task, fraction=0.5, rate=1.0, seed=7)(random.Random(2))
+    assert [same(f) for f in facts] == [first(f) for f in facts]
 
 
 def test_a_misconception_is_said_at_the_given_rate_and_truth_otherwise():
