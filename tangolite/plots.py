@@ -42,9 +42,8 @@ LOOKS = (
 )  # fmt: skip
 
 STYLE = {
-    "figure.facecolor": PAPER, "axes.facecolor": PAPER, "savefig.facecolor": PAPER, "text.color": INK,
-    "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "xtick.color": INK,
-    "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": False,
+    "axes.facecolor": PAPER, "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.titlecolor": INK,
+    "text.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": False,
     "font.size": 10, "axes.titlesize": 11, "font.family": "DejaVu Sans",
 }  # fmt: skip
 
@@ -55,9 +54,11 @@ def figure(
     """A white figure with panels side by side; sizes in inches.  Raises ValueError for a dpi over 100."""
     if dpi > MAX_DPI:
         raise ValueError(f"dpi={dpi}: figures here have at most {MAX_DPI}, so that notebooks stay small")
-    shape = {"figsize": (width, height), "dpi": dpi, "layout": "constrained", "squeeze": False}
+    # Made outside the context: the first figure loads the backend, which in a notebook turns interactive
+    # drawing on; leaving the context would turn that off again, and figures would no longer be shown.
+    fig = plt.figure(figsize=(width, height), dpi=dpi, layout="constrained", facecolor=PAPER)
     with rc_context(STYLE):
-        fig, axes = plt.subplots(1, panels, **shape)
+        axes = fig.subplots(1, panels, squeeze=False)
     for ax in axes[0]:
         ax.tick_params(colors=INK)  # ticks are made late, under whatever style holds then
     return fig, list(axes[0])
@@ -107,9 +108,9 @@ class LiveCurves:
             raise ValueError("panels must map titles to lists of metric names, with at least one of each")
         self.total, self.title, self.window, self.done = total, title, window, 0
         self.curves = [
-            _Curve(title, name, LOOKS[i % len(LOOKS)])
-            for title, names in panels.items()
-            for i, name in enumerate(names)
+            _Curve(panel, name, look)
+            for panel, names in panels.items()
+            for name, look in zip(names, _cycle(len(names)), strict=True)
         ]
         self.figure, axes = figure(len(panels), width=min(4.0 * len(panels) + 1.0, 13.0), height=3.2)
         plt.close(self.figure)  # or the notebook would show it a second time at the end of the cell

@@ -67,6 +67,7 @@ class TangoConfig:
     alpha_min: float = 1e-3
     alpha_schedule: str = "exp"  # exp | linear | cosine | none
     class_weights: str = "sqrt_inverse"  # sqrt_inverse | inverse | none
+    gate: bool = False  # an answer is paid only after steps that work through the question's own operations
     final_weight: float = 1.0  # w of w * outcome + (1 - w) * final judgement
     temperature: float = 1.0
     max_new_tokens: int = 2048
@@ -177,7 +178,7 @@ def generator_update(run: Tango, number: int) -> dict[str, float]:
     rollouts, solutions = solve(run, asked, config.group, seeded(config.seed, "solutions", number))
     truths = [run.task.step_truth(s.problem, s.steps) for s in solutions]
     verifications = judge(run, solutions, truths, seeded(config.seed, "verifications", number))
-    rollouts = rollouts.with_(reward=outcome_rewards(solutions, verifications, config.final_weight))
+    rollouts = rollouts.with_(reward=outcome_rewards(run, solutions, verifications))
     alpha, rollouts = 0.0, with_step_rewards(rollouts, solutions, verifications)
     if config.step_source != "none":
         alpha = alpha_at(done, config.turns("generator", config.updates), alpha0=config.alpha,
@@ -266,12 +267,15 @@ def judge(run: Tango, solutions, truths, random: torch.Generator) -> list[list[V
     return [read[i : i + n] for i in range(0, len(read), n)]
 
 
-def outcome_rewards(solutions, verifications, weight: float) -> Float[Tensor, " B"]:
+def outcome_rewards(
+    run: Tango, solutions: Sequence[Solution], verifications: Sequence[Sequence[Verification]]
+) -> Float[Tensor, " B"]:
     """w * outcome + (1 - w) * final judgement (mean over R), where a final judgement was found."""
-    rewards = []
+    weight, rewards = run.config.final_weight, []
     for solution, found in zip(solutions, verifications, strict=True):
         finals = [float(v.final) for v in found if v.final is not None]
-        outcome = float(solution.correct)
+        passed = not run.config.gate or run.task.restates(solution.problem, solution.steps)
+        outcome = float(solution.correct and passed)
         final = sum(finals) / len(finals) if finals else outcome
         rewards.append(weight * outcome + (1 - weight) * final)
     return torch.tensor(rewards)
@@ -313,7 +317,10 @@ def learn(run: Tango, player: str, rollouts: Rollouts, done: int) -> dict[str, f
         else (config.verifier_lr, config.verifier_kl_coef, config.verifier_max_new_tokens)
     )  # fmt: skip
     set_lr(me.optimizer, lr, done, config.lr_warmup)
-    parts = rollouts.micro_batches(config.micro_batch)
+    trained = rollouts
+    if config.mask_truncated:  # out of every mean of the loss: those of the entropy and the KL too
+        trained = rollouts.with_(length=rollouts.length * rollouts.terminated)
+    parts = trained.micro_batches(config.micro_batch)
 
     def loss_of(part: Rollouts):
         with torch.no_grad():

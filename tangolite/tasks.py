@@ -132,6 +132,16 @@ class ChainArithmetic:
             value = str(int(claim[1]) % self.modulus) if claim else result
         return checked
 
+    def restates(self, problem: Problem, steps: Sequence[str]) -> bool:
+        """Does every step work on the question's own operation, from the value claimed before it?
+
+        A matter of form: whether the results are right is not looked at.
+        """
+        checked = self.recompute(problem, steps)
+        asked = len(re.findall(r"[+*-]?\d+", problem.question)) - 1
+        lefts = [step.partition("=")[0] for step, _ in checked]
+        return len(steps) == asked and [step.strip().partition("=")[0] for step in steps] == lefts
+
     def step_truth(self, problem: Problem, steps: Sequence[str]) -> list[bool]:
         """Is each step what the question asks there, and right?  Surplus steps are wrong."""
         checked = [step for step, _ in self.recompute(problem, steps)]
@@ -193,6 +203,9 @@ class LastLetters:
         pairs = zip(problem.question.split(), steps, strict=False)
         return [(f"{word}={word[-1]}", text.partition("=")[2].strip()) for word, text in pairs]
 
+    def restates(self, problem: Problem, steps: Sequence[str]) -> bool:
+        return [step.strip().partition("=")[0] for step in steps] == problem.question.split()
+
     def step_truth(self, problem: Problem, steps: Sequence[str]) -> list[bool]:
         checked = [step for step, _ in self.recompute(problem, steps)]
         right = [text.strip() == step for text, step in zip(steps, checked, strict=False)]
@@ -207,6 +220,9 @@ class ProblemSet:
 
     def problem(self, rng: random.Random) -> Problem:
         return rng.choice(self.items)
+
+    def restates(self, problem: Problem, steps: Sequence[str]) -> bool:
+        return True
 
     def step_truth(self, problem: Problem, steps: Sequence[str]) -> None:
         return None
@@ -233,7 +249,7 @@ def task_of(settings: dict) -> Task:
     try:
         return kinds[kind](**settings)
     except TypeError as error:
-        raise ValueError(f"task of kind {kind}: {error}") from None
+        raise ValueError(f"task of kind {kind} with {settings}: {error}") from None
 
 
 def problems(task: Task, count: int, seed: int | str) -> list[Problem]:

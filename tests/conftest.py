@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+from functools import partial
 
 import pytest
 import torch
@@ -36,7 +36,8 @@ def starts(tmp_path_factory):
     }
     for seed, (name, lesson) in enumerate(lessons.items()):
         policy = tiny_policy(seed, width=16, layers=1, heads=2)
-        losses = fit(policy, lambda r, p=policy, ex=lesson: ex(p, r), updates=80, lr=3e-2, seed=seed, batch=16)
+        draw = partial(lesson, policy)
+        losses = fit(policy, draw, updates=80, lr=3e-2, seed=seed, batch=16)
         assert losses[-1] < 1.0, f"the {name} has not learned the format"
         save_policy(policy, folder / name)
     torch.set_num_threads(before)

@@ -31,6 +31,7 @@ def test_only_tango_goes_on_training_its_verifier_after_the_warm_up() -> None:
     trained = {name: config.turns("verifier", config.updates) for name, config in turns.items()}
     assert trained == {
         "outcome only": 0,
+        "outcome only, gated": 0,
         "frozen weak": 0,
         "frozen warmed": WARMUP,
         "tango": WARMUP + GENERATOR // 3,

@@ -57,6 +57,22 @@ def test_figures_are_white_with_dark_text_even_under_a_dark_style():
     assert all(luminance(text.get_color()) < 0.3 for text in dark)
 
 
+def test_a_backend_that_turns_interactive_when_first_used_stays_so(monkeypatch):
+    make = plt.figure
+
+    def as_in_a_notebook(*args, **options):
+        plt.ion()
+        return make(*args, **options)
+
+    monkeypatch.setattr(plt, "figure", as_in_a_notebook)
+    plt.ioff()
+    try:
+        plots.figure()
+        assert plt.isinteractive()
+    finally:
+        plt.ioff()
+
+
 def test_more_than_100_dots_an_inch_are_refused():
     assert plots.figure(dpi=100)[0].dpi == 100
     with pytest.raises(ValueError, match="dpi=150"):

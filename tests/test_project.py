@@ -46,7 +46,7 @@ FRONT = (
 )  # stand on the order, are imported by none of it
 MAY_IMPORT_LAB = ("__main__", "cli", "lab")
 HEAVY = ("bitsandbytes", "vllm", "triton", "datasets", "peft", "sympy", "matplotlib")
-CORE_LINES = 3200  # of the modules in ORDER; _grading/ (the grader's parts), the command line and lab/ stand beside
+CORE_LINES = 3200  # of the modules in ORDER; _grading/, the command line, doctor and lab/ stand beside
 
 
 # Imports

@@ -81,7 +81,7 @@ def test_changes_reach_inside_and_take_yaml_values() -> None:
     assert load_recipe("tango-tiny").task["steps"] == 8  # the recipe itself is as before
 
 
-@pytest.mark.parametrize(("text", "value"), [("1e-4", 1e-4), ("3E-4", 3e-4), ("1", 1.0), ("0", 0.0), ("'2'", 2.0)])
+@pytest.mark.parametrize(("text", "value"), [("1e-4", 1e-4), ("3E-4", 3e-4), ("1", 1.0), ("'2'", 2.0)])
 def test_numbers_are_numbers_in_every_spelling(text: str, value: float) -> None:
     lr = load_recipe("tango-tiny", [f"lr={text}"]).lr
     assert lr == value and type(lr) is float
@@ -96,19 +96,19 @@ def test_a_whole_number_stays_whole_and_large_seeds_keep_every_digit() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *("lr=fast", "lr=true", "lr=null", "lr=.nan", "lr=.inf", "lr=-1", "lr=[1]", "updates=2.5", "updates=0"),
-        *("updates=.inf", "updates=yes", "checkpoint_every=0", "questions=0", "group=-3", "max_new_tokens=0"),
-        *("micro_batch=0", "temperature=0", "mask_truncated=1", "mask_truncated=perhaps", "name=3", "task=chain"),
-        *("task=null", "verifier_task=3", "verifier_task=[1]", "estimator=ppo", "kl_kind=k4", "aggregate=mean"),
-        *("alpha_schedule=step", "class_weights=sqrt", "prompts=fancy", "step_source=teacher"),
+        *("lr=fast", "lr=true", "lr=null", "lr=.nan", "lr=.inf", "lr=-1", "lr=[1]", "updates=2.5"),
+        *("updates=0", "updates=.inf", "updates=yes", "checkpoint_every=0", "questions=0", "group=-3"),
+        *("max_new_tokens=0", "micro_batch=0", "temperature=0", "mask_truncated=1", "mask_truncated=no way"),
+        *("name=3", "task=chain", "task=null", "verifier_task=3", "verifier_task=[1]", "estimator=ppo"),
+        *("kl_kind=k4", "aggregate=mean", "alpha_schedule=step", "class_weights=sqrt", "prompts=fancy"),
     ],
-)  # fmt: skip
+)
 def test_a_value_of_the_wrong_kind_is_refused_with_the_name_of_its_setting(change: str) -> None:
     said = refused(change)
     assert change.partition("=")[0] in said and "must" in said, said
 
 
-@pytest.mark.parametrize("change", ["reward=logp", "aggregate=mean", "alpha=1.5", "lr_schedule=linear", "traces=0"])
+@pytest.mark.parametrize("change", ["reward=logp", "aggregate=mean", "alpha=2", "lr_schedule=x", "traces=0"])
 def test_a_wrong_value_of_covrl_is_refused_too(change: str) -> None:
     assert change.partition("=")[0] in refused(change, recipe="covrl-tiny")
 

@@ -1,2 +1,3 @@
 """The stages of `tangolite.grading`: spelling (`text`), rational numbers (`exact`), units, types (`read`),
-and, in a process of its own (`worker`), computer algebra (`algebra`)."""
+and, in a process of its own (`worker`), computer algebra (`algebra`).
+"""

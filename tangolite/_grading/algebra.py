@@ -47,41 +47,37 @@ def read(latex: str):
 
 def compare(gold: str, answer: str) -> dict:
     """`{"match": bool, "reason": str}` for two formulas in LaTeX."""
-    a, b = read(gold), read(answer)
-    if a is None or b is None:
-        return {"match": False, "reason": "algebra cannot read it"}
     if _cases(gold) != _cases(answer):
         return {"match": False, "reason": "same letter in both cases"}
-    if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
-        return _compare_expressions(a, b)
-    if isinstance(a, sympy.Eq) and isinstance(b, sympy.Eq):
-        if _proportional(a.lhs - a.rhs, b.lhs - b.rhs):
-            return {"match": True, "reason": "equations are proportional"}
-    elif _family(a) != _family(b):
+    a, b = map(read, _one_case(gold, answer))
+    if a is None or b is None:
+        return {"match": False, "reason": "algebra cannot read it"}
+    if _family(a) != _family(b):
         return {"match": False, "reason": "algebra: types differ"}
-    said = _verified(a, b)
+    if isinstance(a, sympy.Eq) and isinstance(b, sympy.Eq):
+        if _proportional(a, b):
+            return {"match": True, "reason": "equations are proportional"}
+    elif isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
+        seen = _same_values(a, b)
+        if seen is not None:
+            return {"match": seen, "reason": f"{'equal' if seen else 'different'} at high precision"}
+    said = bool(verify(a, b, timeout_seconds=None) or verify(b, a, timeout_seconds=None))
     if said and not (_plain_numbers(a) and _plain_numbers(b)):
         return {"match": False, "reason": "algebra: equal only after rounding"}
     return {"match": said, "reason": "math-verify"}
-
-
-def _verified(a, b) -> bool:
-    return bool(verify(a, b, timeout_seconds=None) or verify(b, a, timeout_seconds=None))
-
-
-def _compare_expressions(a: sympy.Expr, b: sympy.Expr) -> dict:
-    """Values decide where they can be computed; math-verify where they cannot (unknown functions,
-    divergence)."""
-    seen = _same_values(a, b)
-    if seen is None:
-        return {"match": _verified(a, b), "reason": "math-verify"}
-    return {"match": seen, "reason": f"{'equal' if seen else 'different'} at high precision"}
 
 
 def _cases(latex: str) -> frozenset[str]:
     """Letters used in upper and in lower case side by side. math-verify reads `x` for both."""
     letters = set(re.sub(r"\\[A-Za-z]+", " ", latex))
     return frozenset(c for c in letters if c.islower() and c.upper() in letters)
+
+
+def _one_case(*formulas: str) -> list[str]:
+    """Where X and x are two variables, give X a letter of its own."""
+    unused = [c for c in "zyxwvutsrqponmlkjhgfcba" if not any(c in f.lower() for f in formulas)]
+    new = dict(zip((c.upper() for c in sorted(_cases(formulas[0]))), unused, strict=False))
+    return [re.sub(r"\\[A-Za-z]+|[A-Z]", lambda m: new.get(m.group(), m.group()), f) for f in formulas]
 
 
 def _family(x) -> str:
@@ -94,45 +90,43 @@ def _family(x) -> str:
 
 
 def _plain_numbers(x) -> bool:
-    """Whether all numbers in it are rationals of moderate size, so that rounding cannot have made things
-    equal."""
-    return all(
-        n.is_Rational and abs(n.p) <= 10**6 and n.q <= 10**6
-        for n in x.doit().atoms(sympy.Number)
-        if n.is_finite
-    )
+    """Whether all its numbers are rationals of moderate size: no rounding can have made things equal."""
+    numbers = [n for n in _done(x).atoms(sympy.Number) if n.is_finite]
+    return all(n.is_Rational and abs(n.p) <= 10**6 and n.q <= 10**6 for n in numbers)
+
+
+def _done(x):
+    """With sums, limits and integrals carried out, if sympy can."""
+    try:
+        return x.doit()
+    except Exception:
+        return x
 
 
 def _value(x: sympy.Expr, point: dict) -> sympy.Expr | None:
     try:
         value = x.subs(point).evalf(DIGITS, maxn=400)
+        parts = value.as_real_imag()
     except Exception:
         return None
-    parts = value.as_real_imag()
     return value if all(p.is_number and p.is_finite for p in parts) else None
 
 
 def _points(*expressions: sympy.Expr) -> list[dict]:
-    """Values for the free symbols; the letter i is the imaginary unit."""
-    symbols = sorted(set().union(*(x.free_symbols for x in expressions)), key=str)
-    if len([s for s in symbols if s.name != "i"]) > len(POINTS[0]):
+    """Values for the free symbols, by their names; the letter i is the imaginary unit."""
+    symbols = set().union(*(x.free_symbols for x in expressions))
+    names = sorted({s.name for s in symbols} - {"i"})
+    if len(names) > len(POINTS[0]):
         return []
-    names = [s for s in symbols if s.name != "i"]
-    unit = {s: sympy.I for s in symbols if s.name == "i"}
-    return [unit | {s: sympy.Rational(v) for s, v in zip(names, row, strict=False)} for row in POINTS]
+    rows = [dict(zip(names, map(sympy.Rational, row), strict=False)) | {"i": sympy.I} for row in POINTS]
+    return [{s: row[s.name] for s in symbols} for row in (rows if names else rows[:1])]
 
 
 def _same_values(a: sympy.Expr, b: sympy.Expr) -> bool | None:
-    """Whether two expressions agree at the points to 40 of 60 digits, relatively; None if that cannot be
-    computed."""
-    verdicts = []
-    a, b = a.doit(), b.doit()  # before numbers go in: a sum to n has no value at n = 7/5, its closed form has
-    for point in _points(a, b):
-        u, v = _value(a, point), _value(b, point)
-        if u is not None and v is not None:
-            verdicts.append(_close(u, v))
-        if not a.free_symbols and not b.free_symbols:
-            break
+    """Whether two expressions agree at the points to 40 of 60 digits; None if neither can be computed."""
+    a, b = _done(a), _done(b)  # before numbers go in: a sum to n has no value at n = 7/5, its closed form has
+    values = ((_value(a, point), _value(b, point)) for point in _points(a, b))
+    verdicts = [_close(u, v) for u, v in values if u is not None and v is not None]
     return all(verdicts) if verdicts else None
 
 
@@ -143,17 +137,17 @@ def _close(u: sympy.Expr, v: sympy.Expr) -> bool:
 
 
 def _vanishes(u: sympy.Expr) -> bool:
-    """Zero, or a sum that cancelled until no digit was left (sympy then gives the result a precision of one
-    bit)."""
+    """Zero, or a sum that cancelled until no digit was left, which sympy marks by a precision of one bit."""
     return all(p == 0 or getattr(p, "_prec", DIGITS) <= 1 for p in u.as_real_imag())
 
 
-def _proportional(a: sympy.Expr, b: sympy.Expr) -> bool:
-    ratios = []
-    a, b = a.doit(), b.doit()
-    for point in _points(a, b):
-        u, v = _value(a, point), _value(b, point)
-        if u is None or v is None or _vanishes(u) or _vanishes(v):
-            return False
-        ratios.append((u / v).evalf(DIGITS))
-    return len(ratios) == len(POINTS) and all(_close(ratios[0], r) for r in ratios[1:])
+def _proportional(a: sympy.Eq, b: sympy.Eq) -> bool:
+    """Whether one equation is a constant multiple of the other."""
+    if not all(isinstance(side, sympy.Expr) for side in (*a.args, *b.args)):
+        return False  # x = {2, -2}
+    a, b = _done(a.lhs - a.rhs), _done(b.lhs - b.rhs)
+    values = [(_value(a, point), _value(b, point)) for point in _points(a, b)]
+    if len(values) < len(POINTS) or any(w is None or _vanishes(w) for pair in values for w in pair):
+        return False
+    ratios = [(u / v).evalf(DIGITS) for u, v in values]
+    return all(_close(ratios[0], r) for r in ratios[1:])

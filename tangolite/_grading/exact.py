@@ -2,7 +2,8 @@
 
 `evaluate` reads a canonical spelling (`text.tidy`) made of numbers, `+ - * / ^ ! %`, `\\frac`, `\\binom`,
 brackets and mixed numbers, and nothing else. Its values are `Fraction`s: 1/3**50 and 1/3**51 differ, whatever
-the number of decimals that a float would keep."""
+the number of decimals that a float would keep.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +51,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         raise NotExact
     if abs(base) == 1:
         return base ** int(exponent % 2)
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length()) - 1
-    if base and abs(exponent) * max(bits, 1) > MAX_BITS:
+    if base and abs(exponent) * math.log2(max(abs(base.numerator), base.denominator)) > MAX_BITS:
         raise TooBig
     return base ** int(exponent)
 
@@ -81,9 +81,9 @@ class _Reader:
         self.at += 1
 
     def kept(self, value: Fraction) -> Fraction:
-        bits = value.numerator.bit_length() + value.denominator.bit_length()
+        bits = max(value.numerator.bit_length(), value.denominator.bit_length())
         self.bits += bits
-        if bits > 2 * MAX_BITS or self.bits > 20 * MAX_BITS:
+        if bits > MAX_BITS or self.bits > 20 * MAX_BITS:
             raise TooBig
         return value
 
@@ -231,8 +231,7 @@ def too_heavy(formula: str) -> bool:
 
 
 def _tower(text: str) -> int:
-    """How many powers stand on one another: 0 for `x`, 2 for `e^{x^{2}}`. `text` is not deep (see
-    `nesting`)."""
+    """How many powers stand on one another: 0 for `x`, 2 for `e^{x^{2}}`."""
     powers = (_braced(text, m.end() - 1)[0] for m in re.finditer(r"\^\{", text))
     return max((1 + _tower(p) for p in powers), default=0)
 

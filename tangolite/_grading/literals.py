@@ -28,7 +28,8 @@ _AROUND_STRINGS = re.compile(r"(?:[\s\[\](){},:.+\-\d]|(?<=[\d.])[eEjJ]|True|Fal
 def python_literal(answer: str) -> Value | None:
     """A literal with strings or a dict in it. The text is parsed, never run, and only if it is made of
     nothing but strings, numbers, brackets, True, False and None; other literals read the same way as
-    mathematics does."""
+    mathematics does.
+    """
     if not re.match(r"[bB]?['\"]|[\[({]", answer) or not re.search(r"['\"]|\{[^{}]*:|\{\}", answer):
         return None
     if not _AROUND_STRINGS.fullmatch(_STRING.sub("", answer)):

@@ -71,8 +71,7 @@ _RULES = [
 
 
 def closing(s: str, start: int) -> int:
-    """Index of the bracket that closes `s[start]` (one of `{ ( [ ⦃ ⟨ ⟦`), or -1. `(0, 1]` counts as
-    closed."""
+    """Index of the bracket that closes `s[start]` (any of `{ ( [ ⦃ ⟨ ⟦`), or -1. `(0, 1]` is closed."""
     depth = 0
     for i in range(start, len(s)):
         if s[i] in "{([⦃⟨⟦":
@@ -135,8 +134,10 @@ def _as_text(inside: str) -> str:
 
 
 def _argument(s: str, i: int, depth: int, *, digits: bool) -> tuple[str, int]:
-    """The argument of a LaTeX command that starts at `i`: a group, a command with its group, or one character
-    (all its digits if `digits`: people who type `2^10` mean 1024)."""
+    """The argument of a command that starts at `i`, and its end: a group, a command, or one character.
+
+    With `digits`, all digits and a sign: people who type `2^10` mean 1024.
+    """
     while i < len(s) and s[i] == " ":
         i += 1
     if i >= len(s) or depth > MAX_NESTING:
@@ -181,8 +182,7 @@ def _command(s: str, i: int, depth: int) -> tuple[str, int]:
 
 
 def arguments(s: str, depth: int = 0) -> str:
-    """Put the arguments of `\\frac`, `\\binom`, `\\sqrt`, `^` and `_` in braces: `\\frac12` ->
-    `\\frac{1}{2}`."""
+    """Arguments of `\\frac`, `\\binom`, `\\sqrt`, `^` and `_` in braces: `\\frac12` -> `\\frac{1}{2}`."""
     pieces, i = [], 0
     pattern = re.compile(r"\\(?:frac|binom|sqrt)(?![A-Za-z])|\^|_")
     while match := pattern.search(s, i):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
-_ALIASES = """ mm millimeter millimetre | cm centimeter centimetre | dm decimeter decimetre | m meter metre |
-km kilometer kilometre in inch inche | ft foot feet | yd yard | mi mile | mg milligram | g gram gm | kg
-kilogram kilo | lb pound lbs | oz ounce s sec second | min minute | h hr hour | day | week wk | month | yr
-year | ms millisecond ml milliliter millilitre | l liter litre | gal gallon | cc | mph | kmh kph | deg degree
-| rad radian | c celsius | f fahrenheit dollar usd $ buck | cent | eur euro | gbp | rs rupee inr | hz hertz |
-n newton | j joule | w watt | kw kilowatt | v volt pa pascal | mol mole | k kelvin | am | pm | percent
-percentage pct """
+_ALIASES = """
+mm millimeter millimetre | cm centimeter centimetre | dm decimeter decimetre | m meter metre
+km kilometer kilometre | in inch inche | ft foot feet | yd yard | mi mile | mg milligram | g gram gm
+kg kilogram kilo | lb pound lbs | oz ounce | s sec second | min minute | h hr hour | day | week wk | month
+yr year | ms millisecond | ml milliliter millilitre | l liter litre | gal gallon | cc | mph | kmh kph
+deg degree | rad radian | c celsius | f fahrenheit | dollar usd $ buck | cent | eur euro | gbp
+rs rupee inr | hz hertz | n newton | j joule | w watt | kw kilowatt | v volt | pa pascal | mol mole | k kelvin
+am | pm | percent percentage pct
+"""
 CANONICAL = {w: g.split()[0] for g in _ALIASES.replace("\n", "|").split("|") if g.strip() for w in g.split()}
 _GENERIC = {"unit", "units"}  # "16 square units" says nothing that "16" does not
 _MODIFIERS = {"square", "sq", "squared", "cubic", "cu", "cubed", "per"}
@@ -30,12 +32,10 @@ def _singular(word: str) -> str:
 
 
 def canonical_unit(words: str) -> str:
-    """One spelling of a unit: `square inches`, `in^{2}` and `sq. in.` are `in^2`; `meters per second` is
-    `m/s`."""
+    """One spelling of a unit: `square inches` and `sq. in.` are `in^2`, `meters per second` is `m/s`."""
     out, power, last = [], "", ""
-    for token in re.findall(
-        r"[^\W\d_]+|\$|\^\{?-?\d\}?|/", words.casefold().replace("⟦", " ").replace("⟧", " ")
-    ):
+    words = re.sub("[⟦⟧]", " ", words.casefold())
+    for token in re.findall(r"[^\W\d_]+|\$|\^\{?-?\d\}?|/", words):
         if token in ("square", "sq", "cubic", "cu"):
             power = "^2" if token.startswith("sq") else "^3"
         elif token in ("squared", "cubed") or token[0] == "^":
@@ -54,15 +54,12 @@ def canonical_unit(words: str) -> str:
 
 
 def _is_bare_unit(words: str) -> bool:
-    """Without `\\text`, letters are a unit only if they cannot be meant as variables: `3 cm`, `5 apples`, not
-    `3x`."""
+    """Without `\\text` letters are a unit only if they cannot be variables: `3 cm`, `5 apples`, not `3x`."""
     tokens = re.findall(r"[A-Za-z]+", words)
     known = [t for t in tokens if CANONICAL.get(t.casefold()) or CANONICAL.get(_singular(t.casefold()))]
     if not any(len(t) > 1 for t in tokens):
         return re.fullmatch(r"m ?/ ?s(?:\^\{2\})?", words) is not None
-    return any(len(t) >= 4 for t in tokens) or len(known) + sum(t in _MODIFIERS for t in tokens) == len(
-        tokens
-    )
+    return any(len(t) >= 4 for t in tokens) or all(t in known or t in _MODIFIERS for t in tokens)
 
 
 def split_unit(text: str) -> tuple[str, str]:
@@ -76,10 +73,7 @@ def split_unit(text: str) -> tuple[str, str]:
         if unit == "deg" and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", match["rest"]):
             return text, ""  # the argument of a function, not a unit of the whole
         return ("", "") if "⟦" in match["rest"] else (match["rest"], unit)
-    if (
-        (match := _BARE_UNIT.fullmatch(text))
-        and re.search(r"\d", match["rest"])
-        and _is_bare_unit(match["unit"])
-    ):
+    match = _BARE_UNIT.fullmatch(text)
+    if match and re.search(r"\d", match["rest"]) and _is_bare_unit(match["unit"]):
         return match["rest"], canonical_unit(match["unit"])
     return text, ""

@@ -4,7 +4,8 @@ Algebra on a model's output may run for ever, and Python cannot stop a thread. S
 timeouts off: they use `signal.alarm`, which works in the main thread of a POSIX program only) runs in a child
 process, asked over pipes, one JSON object a line. This file is both the client (`Worker`) and, run as a
 script, the child; only the child imports sympy. The child is started by file name, so it never imports the
-package, nor the user's script."""
+package, nor the user's script.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 
-STARTUP_SECONDS = 60.0  # sympy takes one or two to import; a busy machine takes longer
+STARTUP_SECONDS = 120.0  # sympy takes one or two to import; a starved machine takes far longer
 MEMORY_BYTES = 4 << 30  # where the system can limit it
 
 logger = logging.getLogger(__name__)
@@ -181,8 +182,7 @@ def _listen(pipe, replies: queue.SimpleQueue) -> None:
 
 
 def serve(prepare) -> None:
-    """Answer requests until the pipe closes. `prepare()` does the imports and returns the function that
-    answers."""
+    """Answer requests until the pipe closes. `prepare()` imports and returns the function that answers."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent

@@ -40,6 +40,8 @@ class Arm(NamedTuple):
 TANGO = (
     Arm("outcome only", "GRPO on the answer alone",
         {"verifier_updates": "never", "step_source": "none", "updates": GENERATOR}),
+    Arm("outcome only, gated", "the same, paid only where the steps work through the question's operations",
+        {"verifier_updates": "never", "step_source": "none", "updates": GENERATOR, "gate": True}),
     Arm("frozen weak", "step rewards of the untrained verifier",
         {"verifier_updates": "never", "updates": GENERATOR}),
     Arm("frozen warmed", "step rewards of a verifier trained by RL, then frozen",

@@ -196,7 +196,7 @@ def made_pair(rng: random.Random) -> Pair:
         "two rays": (rf"(-\infty,{a}) \cup ({a + b},\infty)", rf"x<{a} \text{{ or }} x>{a + b}", True),
         "clock": (f"{a}:30", f"{a}", False),
         "hostile": (f"__import__('os').getpid() + {a}", str(a), False),
-        "tower": (f"{a}^{{9^{{9}}}}", f"{a}^{{9^{{8}}}}", False),
+        "tower": (f"{a % 4 + 6}^{{9^{{9}}}}", f"{a % 4 + 6}^{{9^{{8}}}}", False),
         "either case": (rf"X^2 + {a}x", rf"x^2 + {a}x", False),
     }
     how = rng.choice(sorted(made))
