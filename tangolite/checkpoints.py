@@ -181,6 +181,13 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tens
     }
 
 
+def remove_leftovers(out: Path) -> None:
+    """What a killed process left beside the place that it was writing to."""
+    for pattern in (".writing-*", ".old-*"):
+        for path in out.glob(f"checkpoints/{pattern}"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def load_checkpoint(path: str | Path, run: Run) -> int:
     """Put a run that has just been started into the state of a checkpoint; returns the updates done.
 

@@ -29,6 +29,7 @@ from tangolite.checkpoints import (
     finished,
     load_checkpoint,
     origin,
+    remove_leftovers,
     replace_text,
     save_checkpoint,
     save_policies,
@@ -218,6 +219,7 @@ def _resume(out: Path, run: Run) -> int:
     done = load_checkpoint(found[-1], run) if found else 0
     say = f"going on after update {done}" if found else "no checkpoint yet: beginning with update 1"
     print(f"{out}: {say}", file=sys.stderr)
+    remove_leftovers(out)
     cut_logs(out, done)
     return done
 

@@ -1,7 +1,7 @@
 """Tango: whose turn it is, what each update may change, and what may not matter to it.
 
-An untrained policy writes no steps, so most tests let a scripted player write in its place: completions of the
-right form with random mistakes, some of them cut off, with the policy's own log-probs.
+An untrained policy writes no steps, so most tests let a scripted player write in its place: completions of
+the right form with random mistakes, some of them cut off, with the policy's own log-probs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from tangolite import tango
 from tangolite.models import Policy, tiny_model, tiny_policy, tiny_tokenizer
-from tangolite.parsing import Verification
+from tangolite.parsing import Verification, generator_format_score, verifier_format_score
 from tangolite.prompts import solution_text
 from tangolite.rewards import ClassWeights, verifier_reward
 from tangolite.rollouts import Rollouts, pad_left, pad_right
@@ -25,10 +25,10 @@ from tangolite.warmstart import written_verification
 
 CHAIN = ChainArithmetic(modulus=5, steps=(1, 2, 3))
 SMALL = TangoConfig(
-    task={"kind": "chain", "modulus": 5, "steps": [1, 2, 3]}, questions=3, group=4, updates=8, verifier_warmup=2,
-    max_new_tokens=24, verifier_max_new_tokens=40, lr=0.5, verifier_lr=0.5, alpha=0.5, max_grad_norm=1e9,
+    task={"kind": "chain", "modulus": 5, "steps": [1, 2, 3]}, questions=3, group=4, updates=8,
+    verifier_warmup=2, max_new_tokens=24, verifier_max_new_tokens=40, lr=0.5, verifier_lr=0.5, alpha=0.5,
+    max_grad_norm=1e9,
 )  # fmt: skip
-PLAIN = Tango.__init__
 
 
 def small_policy(seed=0) -> Policy:
@@ -114,9 +114,8 @@ def test_a_verifier_trained_in_the_warm_up_alone_or_never():
     assert [warm.turn(u) for u in range(5)] == ["verifier"] * 2 + ["generator"] * 3
     never = TangoConfig(verifier_updates="never")
     assert {never.turn(u) for u in range(60)} == {"generator"}
-    assert [replace(warm, verifier_updates="always", generator_per_verifier=1).turn(u) for u in range(2, 6)] == [
-        "generator", "verifier", "generator", "verifier",
-    ]  # fmt: skip
+    one_to_one = replace(warm, verifier_updates="always", generator_per_verifier=1)
+    assert [one_to_one.turn(u) for u in range(2, 6)] == ["generator", "verifier"] * 2
 
 
 def test_alpha_decays_over_the_generators_own_updates(scripted):
@@ -128,7 +127,7 @@ def test_alpha_decays_over_the_generators_own_updates(scripted):
 
 
 def test_rloo_of_one_completion_and_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="rloo.*group >= 2"):
+    with pytest.raises(ValueError, match=r"rloo.*group >= 2"):
         TangoConfig(estimator="rloo", group=1)
     for name in ("verifier_updates", "step_source", "prompts", "estimator", "aggregate", "kl_kind"):
         with pytest.raises(ValueError, match=f"{name} must be one of"):
@@ -235,10 +234,8 @@ def solution(correct: bool, ends: list[int], steps=None) -> tango.Solution:
 
 
 def test_step_rewards_by_hand_for_two_verifications_of_two_solutions():
-    mask = torch.ones(2, 6)
-    rollouts = Rollouts(
-        mask.long(), torch.tensor([6, 6]), mask.long(), torch.tensor([6, 6]), mask[:, 0].bool(), torch.tensor([0, 0])
-    )  # fmt: skip
+    ids, six, zero = torch.ones(2, 6, dtype=torch.long), torch.tensor([6, 6]), torch.tensor([0, 0])
+    rollouts = Rollouts(ids, six, ids, six, zero == 0, zero)
     solutions = [solution(True, [1, 4]), solution(False, [3])]
     found = [
         [Verification([True, False], True), Verification(None, None)],
@@ -294,10 +291,8 @@ def test_the_verifier_is_paid_for_its_final_judgement_and_weighted_by_class(scri
             final = {"\\boxed{CORRECT}": True, "\\boxed{INCORRECT}": False}.get(
                 said.partition("<final_verification>")[2].partition("</final_verification>")[0]
             )
-            expected = verifier_reward(final, correct[-1], 0.0)
-            assert rollouts.reward[row].item() in pytest.approx(
-                [expected + 0.8 * f for f in FORMATS], abs=1e-6
-            ) or any(abs(rollouts.reward[row].item() - expected - 0.8 * f) < 1e-6 for f in FORMATS)
+            form = verifier_format_score(said, claim.count("<step>"), generator_format_score(claim))
+            assert rollouts.reward[row].item() == pytest.approx(verifier_reward(final, correct[-1], form))
         assert rollouts.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4
         assert len(set(correct)) == 2
         assert torch.equal(rollouts.sample_weight, weigh(torch.tensor(correct)))
@@ -305,9 +300,6 @@ def test_the_verifier_is_paid_for_its_final_judgement_and_weighted_by_class(scri
     again = start()
     again.load_state_dict(run.state_dict())
     assert again.class_weights.state_dict() == weigh.state_dict()
-
-
-FORMATS = (0.0, 0.2, 0.6, 1.0)  # the scores that such verifications can have
 
 
 def test_the_verifier_learns_on_a_task_of_its_own(scripted, learned):
@@ -416,7 +408,7 @@ def test_a_loss_that_is_not_finite_is_reported_before_any_weight_changes(scripte
     else:
         norm.register_hook(lambda gradient: gradient * float("inf"))
     before = weights(run.players[who].policy)
-    with pytest.raises(NonFiniteError, match="nan|inf") as caught:
+    with pytest.raises(NonFiniteError, match=r"nan|inf") as caught:
         run.update(number)
     for a, b in zip(weights(run.players[who].policy), before, strict=True):
         torch.testing.assert_close(a, b, atol=0, rtol=0, equal_nan=True)

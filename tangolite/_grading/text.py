@@ -19,19 +19,8 @@ MAX_NESTING = 30  # of brackets and of commands within commands; deeper text is 
 
 _FUNCTIONS = "sqrt|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp"
 _TEXT_MACROS = "text|mbox|hbox|textbf|textit|textrm|textnormal|textsf|mathrm|operatorname|rm"
-_STYLE_MACROS = (
-    "mathbf|mathit|boldsymbol|bm|mathsf|mathnormal|bf|it|overrightarrow|displaystyle|textstyle|pmb"
-)
-_KEEP_AS_LETTER = {
-    "e",
-    "i",
-    "d",
-    "x",
-    "y",
-    "z",
-    "n",
-    "k",
-}  # \mathrm{e} is a number, \mathrm{m} after a number a unit
+_STYLE_MACROS = "mathbf|mathit|boldsymbol|bm|mathsf|mathnormal|bf|it|pmb|overrightarrow"
+_LETTERS = tuple("deiknxyz")  # \mathrm{e} is a number, \mathrm{m} after a number a unit
 _DEGREE = r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))"
 
 _RULES = [
@@ -46,7 +35,7 @@ _RULES = [
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\(?:leqslant|leqq|leq|le)(?![A-Za-z])|<=|=<", "≤"),
         (r"\\(?:geqslant|geqq|geq|ge)(?![A-Za-z])|>=", "≥"),
-        (r"\\(?:neq|ne)(?![A-Za-z])|!=", "≠"),
+        (r"\\(?:neq|ne)(?![A-Za-z])|(?<![\d)}])!=", "≠"),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\*\*", "^"),
@@ -62,10 +51,10 @@ _RULES = [
         (r"\\rangle(?![A-Za-z])", "⟩"),
         (r"\\(?:[lr]?vert|mid)(?![A-Za-z])", "|"),
         (r"\\(?:varnothing|emptyset)(?![A-Za-z])", r"\\emptyset"),
-        (r"\+\s*\\infty", r"\\infty"),
+        (r"(?<![\w)}\]])\s*\+\s*\\infty", r"\\infty"),
         (rf"(?<![A-Za-z\\])({_FUNCTIONS})(?=\s*[(\d\\^]|\s+[a-zA-Z](?![A-Za-z]))", r"\\\1"),
-        (r"(?<![A-Za-z\\])(?:infinity|infty|oo)(?![A-Za-z])", r"\\infty"),
-        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
+        (r"(?<![A-Za-z\\])(?:infinity|infty|(?<=[-+,(\[])oo)(?![A-Za-z])", r"\\infty"),
+        (r"(?<![A-Za-z\\])pi(?![A-Za-z])|^(?i:pi)$", r"\\pi"),
     ]
 ]
 
@@ -126,7 +115,7 @@ def _macro(s: str, names: str, rewrite) -> str:
 
 
 def _as_text(inside: str) -> str:
-    if inside.strip() in _KEEP_AS_LETTER or re.fullmatch(r"\s*[+-]?[\d.,]+\s*", inside):
+    if inside.strip() in _LETTERS or re.fullmatch(r"\s*[+-]?[\d.,]+\s*", inside):
         return inside
     if re.fullmatch(_FUNCTIONS, inside):
         return f"\\{inside} "

@@ -24,6 +24,7 @@ from tangolite._grading.worker import Worker, serve
 from tangolite.lab.grading_pairs import Pair, pairs
 
 MAX_LINES, MAX_PER_GROUP = 400, 40
+SECONDS = 30.0  # for either checker on one pair
 
 WHY = [  # reason of ours (how it begins), our verdict, why it is right
     (
@@ -129,10 +130,10 @@ def audit(sample: list[Pair], plain: Worker) -> tuple[list[Row], list[float]]:
     rows, slow, begun = [], [], time.monotonic()
     for i, pair in enumerate(sample):
         before, start = len(grading._known), time.perf_counter()
-        ours = grading.grade(pair.answer, pair.gold)
+        ours = grading.grade(pair.answer, pair.gold, timeout=SECONDS)
         if len(grading._known) != before:
             slow.append(time.perf_counter() - start)
-        reply, _ = plain.ask({"gold": pair.gold, "answer": pair.answer}, 5.0)
+        reply, _ = plain.ask({"gold": pair.gold, "answer": pair.answer}, SECONDS)
         theirs = "timeout" if reply is None else "match" if reply["match"] else "differ"
         rows.append(Row(pair, ours, theirs))
         if (i + 1) % 1000 == 0:
