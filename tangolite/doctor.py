@@ -170,10 +170,12 @@ def check_gpu() -> Finding:
 
 
 def check_triton() -> Finding:
-    """The fused kernels of `linear_logprob`: on a GPU, or slowly in Triton's interpreter."""
+    """For the fused kernel of `linear_logprob`, which is still to come."""
     if not installed("triton"):
         fix = INSTALL if sys.platform == "linux" else "there is none for this system, and nothing needs it"
-        return Finding("triton", "warn", "not installed: log-probs come from the chunked backend", fix)
+        return Finding(
+            "triton", "warn", "not installed: nothing needs it yet (the fused log-prob kernel will)", fix
+        )
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         return Finding("triton", "ok", f"{named('triton')}, in its interpreter (slow, for tests)")
     idle = "" if gpus() else ", idle without a GPU (TRITON_INTERPRET=1 runs its interpreter)"
@@ -243,9 +245,18 @@ def verdicts(findings: list[Finding], memory: float, gpu_memory: float) -> list[
     large = base + [f for f in findings if f.what == "large" and f.state != "ok"]
     return [
         ("the tiny notebooks and recipes (CPU, no network)", tiny),
-        ("a 135M model (CPU, slowly)", base + wanted("main memory", 7, memory)),
-        ("a 0.5B model in 4 bits with adapters (GPU)", large + wanted("GPU memory", 7, gpu_memory)),
-        ("a 7B model in 4 bits with adapters (GPU)", large + wanted("GPU memory", 22, gpu_memory)),
+        (
+            "a 135M model of your own (CPU, slowly; estimate, no recipe ships yet)",
+            base + wanted("main memory", 7, memory),
+        ),
+        (
+            "a 0.5B model in 4 bits with adapters (GPU; estimate, no recipe ships yet)",
+            large + wanted("GPU memory", 7, gpu_memory),
+        ),
+        (
+            "a 7B model in 4 bits with adapters (GPU; estimate, no recipe ships yet)",
+            large + wanted("GPU memory", 22, gpu_memory),
+        ),
     ]
 
 

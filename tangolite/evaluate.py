@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -64,11 +65,13 @@ def processbench_f1(predicted: Sequence[int | None], label: Sequence[int]) -> fl
     """Harmonic mean of the accuracies on solutions with an error and without (ProcessBench).
 
     A label is the index of the first wrong step, or -1; an unparsed prediction (None) is wrong.  0 when
-    both accuracies are 0; NaN when one of the two kinds does not occur.
+    both accuracies are 0; NaN, with a warning, when one of the two kinds does not occur.
     """
     pairs = list(zip(predicted, label, strict=True))
     kinds = [[p == t for p, t in pairs if t != -1], [p == t for p, t in pairs if t == -1]]
     if not all(kinds):
+        missing = "with an error" if not kinds[0] else "without an error"
+        warnings.warn(f"no solution {missing}: ProcessBench F1 is undefined", RuntimeWarning, stacklevel=2)
         return float("nan")
     error, correct = (sum(kind) / len(kind) for kind in kinds)
     return 2 * error * correct / (error + correct) if error + correct else 0.0
@@ -80,7 +83,8 @@ METRICS = {
     "eval/answer": "Held-out problems answered rightly, decoding greedily.",
     "eval/step_truth": "Share of true steps in these greedy solutions.",
     "eval/answer_sampled": "Held-out problems answered rightly at the training temperature.",
-    "eval/step_balanced": "Balanced accuracy of the verifier's step judgements (sampled) on the generator's samples.",
+    "eval/step_balanced": "Balanced accuracy of the verifier's step judgements (sampled) on the "
+    "generator's samples.",
     "eval/final_balanced": "Balanced accuracy of its final judgements on the same solutions.",
     "eval/final_accuracy": "Plain accuracy of its final judgements on the same solutions.",
     "eval/step_parsed": "Share of these verifications with one judgement per step.",
@@ -133,7 +137,7 @@ def evaluate_generator(run: Tango, count: int, seed: int | str) -> dict[str, flo
 
 
 def evaluate_verifier(run: Tango, solutions: Sequence[Solution]) -> dict[str, float]:
-    """Verifications of these solutions, sampled as RL samples them, against the outcome and the steps' truth."""
+    """Verifications of these solutions, sampled as RL samples them, against the outcome and the truth."""
     _, read = verify(run, solutions, 1, seeded("verifications"))
     truths = [run.task.step_truth(s.problem, s.steps) for s in solutions]
     found = judgement_metrics(solutions, truths, [[v] for v in read])

@@ -84,8 +84,9 @@ def grade(answer: str | None, gold: str | None, *, timeout: float = 5.0) -> Grad
         return Grade("match", "identical")
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
         return Grade("match" if int(answer) == int(gold) else "differ", "integers")
+    comparison = Comparison(_ask_within(timeout))
     try:
-        match, reason = Comparison(_ask_within(timeout)).values(read(gold), read(answer))
+        match, reason = comparison.values(read(gold), read(answer))
     except Exception:  # no input is known to do this, and a reward must not stop a run that takes days
         logger.exception("The comparison of two answers failed; they count as different.")
         match, reason = False, "internal error"

@@ -79,6 +79,7 @@ def train(
     if finished(out):
         return _finished(out, run)
     _write_recipe(out, config)
+    torch.manual_seed(config.seed)  # nothing here draws from it, but a model of your own may (dropout)
     done = _resume(out, run) if resume else 0
     try:
         _loop(run, out, done, began_with, list(callbacks))

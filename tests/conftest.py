@@ -14,9 +14,11 @@ from tangolite.tasks import ChainArithmetic
 from tangolite.warmstart import fit, solution_example, trace_example, verification_example
 
 UPDATES, EVERY = 12, 3
+SEED = 4  # so that the last verifier update, the tenth, has right and wrong solutions to weigh
 COMMON = [
     "task={kind: chain, modulus: 2, steps: 1, operands: [0, 1]}",  # answers are 0 or 1: chance is one in two
-    *("questions=2", "max_new_tokens=20", "eval_every=0", f"updates={UPDATES}", f"checkpoint_every={EVERY}"),
+    *("questions=4", "max_new_tokens=20", "eval_every=0", f"seed={SEED}"),
+    *(f"updates={UPDATES}", f"checkpoint_every={EVERY}"),
 ]
 
 

@@ -25,6 +25,7 @@ from tangolite._grading.exact import NotExact, TooBig, evaluate, too_heavy
 from tangolite._grading.read import read
 from tangolite._grading.text import tidy
 from tangolite._grading.units import canonical_unit
+from tangolite._grading.worker import Worker
 from tangolite.grading import worker_restarts
 
 DATA = Path(__file__).parent / "data"
@@ -442,6 +443,14 @@ def test_a_child_that_dies_is_replaced():
     assert worker_restarts() == before + 1
 
 
+def test_a_child_that_cannot_start_leaves_the_answer_undecided(tmp_path):
+    (tmp_path / "broken.py").write_text("import no_such_module", encoding="utf-8")
+    for script in ("absent.py", "broken.py"):
+        worker = Worker(str(tmp_path / script))
+        assert worker.ask({"gold": "1", "answer": "1"}, 5.0) == (None, 0.0)
+        worker.close()
+
+
 # --- it works anywhere ---
 
 ROOTS = [(rf"\frac{{{n}}}{{\sqrt{{{n}}}}}", rf"\sqrt{{{n}}}") for n in (2, 3, 5, 6, 7, 10, 11)]
@@ -688,6 +697,16 @@ def test_letters_in_another_order_are_another_word(word, rng):
     shuffled = "".join(rng.sample(word, len(word)))
     assert answers_match(shuffled, word) == (shuffled == word)
     assert answers_match(word.upper() + ".", rf"\text{{{word}}}")
+
+
+@pytest.mark.parametrize(
+    "word",
+    "exp sin log ln pi sqrt and or in not inf true none cm deg eur le cup oo e i percent unit infinity".split(),
+)
+def test_words_that_mean_something_elsewhere_are_words_too(word):
+    assert answers_match(word.upper() + ".", rf"\text{{{word}}}")
+    assert answers_match(word, word.title())
+    assert not answers_match(word[::-1] + "x", word)
 
 
 literals = st.recursive(

@@ -96,10 +96,10 @@ def test_every_sentence_belongs_to_a_metric(whole, config, tmp_path) -> None:
 
 
 def test_a_recipe_gives_the_same_metrics_again_and_another_seed_others(whole, config, tmp_path) -> None:
-    for seed in (0, 1):
+    for seed in (4, 1):
         settings = with_seed(config("covrl-tiny"), seed)
         train(settings, tmp_path / str(seed))
-    again, other = (read_metrics(tmp_path / seed) for seed in "01")
+    again, other = (read_metrics(tmp_path / seed) for seed in "41")
     assert again == read_metrics(whole["covrl-tiny"]) != other
 
 
@@ -199,7 +199,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(recipe, config, tmp_path, monke
     batch = load_file(out / "nonfinite-update-000005.safetensors")
     assert str(out / "nonfinite-update-000005.safetensors") in str(caught.value)
     name = {"tango-tiny": "generator", "covrl-tiny": "prior"}[recipe]
-    assert batch[f"{name}.completion_ids"].shape[0] == batch[f"{name}.advantage"].shape[0] == 4
+    assert batch[f"{name}.completion_ids"].shape[0] == batch[f"{name}.advantage"].shape[0] == 8
     monkeypatch.setattr(method, loss, real)  # the cause is gone: the run goes on from its checkpoint
     train(config(recipe), out, resume=True)
     assert [row["update"] for row in read_metrics(out)] == list(range(1, UPDATES + 1))

@@ -53,7 +53,7 @@ _RULES = [
         (r"\\(?:varnothing|emptyset)(?![A-Za-z])", r"\\emptyset"),
         (r"(?<![\w)}\]])\s*\+\s*\\infty", r"\\infty"),
         (rf"(?<![A-Za-z\\])({_FUNCTIONS})(?=\s*[(\d\\^]|\s+[a-zA-Z](?![A-Za-z]))", r"\\\1"),
-        (r"(?<![A-Za-z\\])(?:infinity|infty|(?<=[-+,(\[])oo)(?![A-Za-z])", r"\\infty"),
+        (r"(?<![A-Za-z\\])(?:(?i:infinity)|infty|(?<=[-+,(\[])oo)(?![A-Za-z])", r"\\infty"),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])|^(?i:pi)$", r"\\pi"),
     ]
 ]
@@ -117,8 +117,6 @@ def _macro(s: str, names: str, rewrite) -> str:
 def _as_text(inside: str) -> str:
     if inside.strip() in _LETTERS or re.fullmatch(r"\s*[+-]?[\d.,]+\s*", inside):
         return inside
-    if re.fullmatch(_FUNCTIONS, inside):
-        return f"\\{inside} "
     return f"⟦{re.sub(r'[⟦⟧$]', '', inside)}⟧"
 
 
@@ -202,6 +200,7 @@ def tidy(answer: str) -> str:
     # Two backslashes end a matrix row; elsewhere they are a command that was escaped twice.
     s = s.replace("\\\\", "⏎" if r"\begin" in s else "\\")
     s = _macro(s, _STYLE_MACROS, lambda inside: inside)
+    s = re.sub(rf"\\(?:operatorname|mathrm|text)\*?\{{({_FUNCTIONS})\}}(?=\s*[\^({{\\\w])", r"\\\1 ", s)
     s = _macro(s, _TEXT_MACROS, _as_text)
     for pattern, replacement in _RULES:
         s = pattern.sub(replacement, s)

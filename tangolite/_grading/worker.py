@@ -122,8 +122,13 @@ class Worker:
         return self._ready
 
     def _start(self) -> bool:
-        path = [p for p in sys.path if p]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONHASHSEED": "0",
+        }
+        for name in ("PYTHONWARNINGS", "PYTHONINSPECT"):  # not meant for a helper
+            environment.pop(name, None)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", self.script, *self.arguments],

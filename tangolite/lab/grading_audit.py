@@ -95,7 +95,12 @@ WHY = [  # reason of ours (how it begins), our verdict, why it is right
     ),
     ("algebra cannot read it", "differ", "Not a formula; math-verify read a part of it and compared that."),
     ("same letter in both cases", "differ", "x and X are two variables here; math-verify reads both as x."),
-    ("refused", "differ", "Too large to evaluate, or no formula: not equal unless spelt the same."),
+    (
+        "refused: not a formula",
+        "differ",
+        "A subscript on a number is its base, and 52 is no numeral in base 2; math-verify drops the base.",
+    ),
+    ("refused", "differ", "Too large to evaluate: equal only if spelt the same."),
     ("Python strings", "match", "The same Python string in other quotes."),
     ("Python strings", "differ", "Different Python strings: in a program case counts."),
     ("identical", "match", "The same text but for a full stop, blanks or dollars around it."),

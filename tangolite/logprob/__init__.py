@@ -69,5 +69,5 @@ def _check(hidden, weight, target, temperature, mask, backend) -> None:
     if temperature < 0:
         raise ValueError(f"temperature must not be negative, got {temperature}")
     seen = target if mask is None else target[mask.bool()]
-    if seen.numel() and not (0 <= int(seen.min()) and int(seen.max()) < weight.shape[0]):
+    if seen.numel() and (int(seen.min()) < 0 or int(seen.max()) >= weight.shape[0]):
         raise ValueError(f"target must lie in 0..{weight.shape[0] - 1}; mask out what is not a token")
