@@ -125,11 +125,16 @@ def save_checkpoint(out: str | Path, run: Run, done: int, began_with: dict[str, 
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         sync(folder)
-        for old in checkpoints(out)[:-KEEP]:
-            gone = old.with_name(f".old-{old.name}")
-            os.rename(old, gone)
-            shutil.rmtree(gone, ignore_errors=True)
+        prune(out)
     return target
+
+
+def prune(out: str | Path) -> None:
+    """Remove all checkpoints but the newest; one that is half removed is not taken for a whole one."""
+    for old in checkpoints(out)[:-KEEP]:
+        gone = old.with_name(f".old-{old.name}")
+        os.rename(old, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _write(beside: Path, run: Run, done: int, began_with: dict[str, str]) -> None:

@@ -29,6 +29,7 @@ from tangolite.checkpoints import (
     finished,
     load_checkpoint,
     origin,
+    prune,
     remove_leftovers,
     replace_text,
     save_checkpoint,
@@ -221,6 +222,7 @@ def _resume(out: Path, run: Run) -> int:
     say = f"going on after update {done}" if found else "no checkpoint yet: beginning with update 1"
     print(f"{out}: {say}", file=sys.stderr)
     remove_leftovers(out)
+    prune(out)  # a kill may have come between a new checkpoint and the removal of the oldest
     cut_logs(out, done)
     return done
 

@@ -701,7 +701,10 @@ def test_letters_in_another_order_are_another_word(word, rng):
 
 @pytest.mark.parametrize(
     "word",
-    "exp sin log ln pi sqrt and or in not inf true none cm deg eur le cup oo e i percent unit infinity".split(),
+    [
+        *"exp sin log ln pi sqrt and or in not inf true none".split(),
+        *"cm deg eur le cup oo e i infinity".split(),
+    ],
 )
 def test_words_that_mean_something_elsewhere_are_words_too(word):
     assert answers_match(word.upper() + ".", rf"\text{{{word}}}")
