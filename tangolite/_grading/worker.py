@@ -127,7 +127,7 @@ class Worker:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PYTHONHASHSEED": "0",
         }
-        for name in ("PYTHONWARNINGS", "PYTHONINSPECT"):  # not meant for a helper
+        for name in ("PYTHONWARNINGS", "PYTHONINSPECT"):  # not meant for this child
             environment.pop(name, None)
         try:
             self._process = subprocess.Popen(
