@@ -304,8 +304,6 @@ def with_advantage(rollouts: Rollouts, config: TangoConfig, alpha: float) -> Rol
         step = step_advantage(rollouts.step_reward, rollouts.step_mask, rollouts.group, mask,
                               estimator=config.estimator, scale=scale)  # fmt: skip
         advantage = mix_advantages(advantage, step, alpha)
-    if config.mask_truncated:  # after the baseline: a cut-off completion still counts in its group's mean
-        advantage = advantage * rollouts.terminated[:, None]
     return rollouts.with_(advantage=advantage)
 
 
@@ -318,7 +316,7 @@ def learn(run: Tango, player: str, rollouts: Rollouts, done: int) -> dict[str, f
     )  # fmt: skip
     set_lr(me.optimizer, lr, done, config.lr_warmup)
     trained = rollouts
-    if config.mask_truncated:  # out of every mean of the loss: those of the entropy and the KL too
+    if config.mask_truncated:  # after the baseline, where they count; out of every mean of the loss
         trained = rollouts.with_(length=rollouts.length * rollouts.terminated)
     parts = trained.micro_batches(config.micro_batch)
 

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import warning_once
 
 from tangolite.models import Policy, tiny_policy, tiny_tokenizer
 from tangolite.sampling import choose, sample, sample_generate
@@ -40,11 +41,11 @@ def policy_of(vocabulary=60, eos=(1, 5, 9, 11, 17), kv_heads=4, tied=True, seed=
     return sharpened(Policy(model, tiny_tokenizer(), eos, 0))
 
 
-def gpt2_policy() -> Policy:
+def gpt2_policy(dropout=0.0) -> Policy:
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=60, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=1,
-        initializer_range=0.3,
+        initializer_range=0.3, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
     )  # fmt: skip
     return Policy(GPT2LMHeadModel(config).eval(), tiny_tokenizer(), (1, 5, 9), 0)
 
@@ -200,6 +201,7 @@ def test_sampling_is_silent(sampler, temperature, recwarn):
     listener = logging.Handler()
     listener.emit = lambda record: heard.append(record.getMessage())
     logging.getLogger("transformers").addHandler(listener)
+    warning_once.cache_clear()  # what was said in another test would not be said again
     try:
         sampler(policy_of(), PROMPTS, n=2, max_new_tokens=3, temperature=temperature, generator=seeded())
     finally:
@@ -238,14 +240,17 @@ def test_without_a_generator_the_global_state_decides_and_moves_on(sampler):
 
 @SAMPLERS
 @pytest.mark.parametrize("training", [True, False])
-def test_the_mode_of_the_model_is_put_back_and_dropout_is_off_meanwhile(sampler, training):
-    policy = policy_of(attention_dropout=0.5)
+@pytest.mark.parametrize(
+    ("make", "name"), [(policy_of, "attention_dropout"), (gpt2_policy, "dropout")], ids=["qwen2", "gpt2"]
+)
+def test_the_mode_of_the_model_is_put_back_and_dropout_is_off_meanwhile(sampler, training, make, name):
+    policy = make(**{name: 0.5})
     checkpointing = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # new name, old name
     getattr(policy.model, next(name for name in checkpointing if hasattr(policy.model, name)))()
     policy.model.train(training)
     rollouts = sampler(policy, PROMPTS, n=2, max_new_tokens=8, temperature=0.0)
     assert policy.model.training is training and policy.parameters()
-    quiet = sample(policy_of(), PROMPTS, n=2, max_new_tokens=8, temperature=0.0)
+    quiet = sample(make(), PROMPTS, n=2, max_new_tokens=8, temperature=0.0)
     assert torch.equal(rollouts.completion_ids, quiet.completion_ids)
 
 

@@ -272,7 +272,8 @@ def test_only_the_completion_is_graded_and_steps_and_their_ends_agree():
     assert read.correct and read.steps == ["1+1=2", "2+3=0"] and read.text == text
     assert [ids[end] for end in read.ends] == policy.encode("</step>") * 2
     assert not tango.read_solution(policy, ids, Problem("1+1+3", "2")).correct
-    assert not tango.read_solution(policy, policy.encode("0"), Problem("1+1+3", "0")).correct  # no box
+    for silent in ("0", "<think><step>\\boxed{0}</step></think><answer>0</answer>"):
+        assert not tango.read_solution(policy, policy.encode(silent), Problem("\\boxed{0}", "0")).correct
 
 
 def test_the_verifier_is_paid_for_its_final_judgement_and_weighted_by_class(scripted, learned):
@@ -373,12 +374,25 @@ def test_masked_truncated_completions_count_in_the_baseline_and_nowhere_else(scr
     )
     whole = batch_of(run, terminated=ended)
     free = batch_of(start(), terminated=ended)
-    assert torch.equal(whole.advantage[ended], free.advantage[ended]) and free.advantage[~ended].any()
+    assert torch.equal(whole.advantage, free.advantage) and free.advantage[~ended].any()
     one = tango.learn(run, "generator", whole, 0)
     two = tango.learn(other, "generator", whole.rows(ended), 0)
     assert one["loss"] == pytest.approx(two["loss"], abs=1e-6)
     for a, b in zip(weights(run.generator), weights(other.generator), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+
+
+def test_the_weight_of_a_sample_multiplies_its_policy_term(scripted):
+    moves = []
+    for weight in (torch.ones(12), 2 * torch.ones(12), torch.zeros(12)):
+        run = start(kl_coef=0.0, entropy_coef=0.0)
+        before = weights(run.generator)
+        tango.learn(run, "generator", batch_of(run, sample_weight=weight), 0)
+        moves.append([a - b for a, b in zip(weights(run.generator), before, strict=True)])
+    for one, two, none in zip(*moves, strict=True):
+        torch.testing.assert_close(two, 2 * one, atol=1e-6, rtol=1e-3)
+        assert not none.any()
+    assert max(move.abs().max() for move in moves[0]) > 1e-3
 
 
 def test_truncated_completions_are_trained_on_by_default(scripted):
