@@ -473,3 +473,13 @@ def test_a_missing_judgement_is_a_wrong_one_in_the_metrics():
     assert found["final_accuracy"] == 0.5 and found["final_balanced"] == pytest.approx((1 + 1 / 3) / 2)
     assert found["step_parsed"] == 0.75 and found["step_balanced"] == 0.25
     assert found["step_correct_rate"] == pytest.approx(2 / 3)
+
+
+def test_the_gate_pays_a_right_answer_only_after_steps_that_work_through_the_question():
+    run = start(gate=True)
+    problem = Problem("1+1+3", "0")
+    lucky = tango.Solution(problem, "", ["4+1=0", "0+0=0"], [], True, 1.0)
+    honest = tango.Solution(problem, "", ["1+1=2", "2+3=0"], [], True, 1.0)
+    assert tango.outcome_rewards(run, [lucky, honest], [[], []]).tolist() == [0.0, 1.0]
+    free = start(gate=False)
+    assert tango.outcome_rewards(free, [lucky, honest], [[], []]).tolist() == [1.0, 1.0]

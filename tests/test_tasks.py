@@ -289,3 +289,23 @@ def test_bytes_that_are_not_text_are_named_with_file_and_line(tmp_path):
 def test_a_file_without_problems_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"problems\.jsonl: no problems"):
         read_jsonl(written(tmp_path, "", "  "))
+
+
+# The gate: a matter of form, not of truth
+
+
+def test_steps_restate_the_question_whatever_their_results() -> None:
+    task, problem = ChainArithmetic(modulus=31, steps=2), Problem("17+5-3", "19")
+    assert task.restates(problem, ["17+5=22", "22-3=19"])
+    assert task.restates(problem, ["17+5=9", "9-3=6"])  # wrong, and in form
+    assert not task.restates(problem, ["17-5=12", "12-3=9"])  # another operator
+    assert not task.restates(problem, ["17+5=22", "21-3=18"])  # another value than was claimed
+    assert not task.restates(problem, ["17+5=22"])
+    assert not task.restates(problem, ["17+5=22", "22-3=19", "19+0=19"])
+    assert not task.restates(problem, [])
+
+
+def test_last_letters_restates_by_its_words() -> None:
+    task, problem = LastLetters(steps=2), Problem("tree map", "ep")
+    assert task.restates(problem, ["tree=e", "map=x"])
+    assert not task.restates(problem, ["tree=e", "cup=p"])
