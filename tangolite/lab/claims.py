@@ -214,7 +214,8 @@ def table(summary: list[dict], family: str) -> str:
 def metrics_table() -> str:
     """Every metric of `metrics.jsonl` and its sentence."""
     families = (("tango", tango.METRICS), ("covrl", covrl.METRICS), ("both, held out", evaluation.METRICS))
-    rows = [f"| {family} | `{name}` | {said} |" for family, known in families for name, said in known.items()]
+    told = [(family, name, said) for family, known in families for name, said in known.items()]
+    rows = [f"| {family} | `{name}` | {said.replace('|', '&#124;')} |" for family, name, said in told]
     return "\n".join(["| run | metric | what it says |", "|---|---|---|", *rows])
 
 
