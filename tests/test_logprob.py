@@ -9,7 +9,7 @@ import torch
 
 from tangolite.logprob import linear_logprob
 
-BACKENDS = pytest.mark.parametrize("backend", ["auto", "reference"])
+BACKENDS = pytest.mark.parametrize("backend", ["auto", "reference", "chunked"])
 
 
 def drawn(shape=(3, 5), width=8, vocabulary=11, seed=0, dtype=torch.float32, size=2.0):
