@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # before the kernels are imported: they then run, slowly, on the CPU
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from tangolite.checkpoints import save_policy
 from tangolite.cli import main

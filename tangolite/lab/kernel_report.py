@@ -1,7 +1,7 @@
 """What the Triton kernels become on cards that need not be here: `python -m tangolite.lab.kernel_report`.
 
-Compiles every kernel ahead of time for Ampere, Hopper and Blackwell, with the tiles that `fused` chooses there,
-and reads registers a thread, spilled bytes, shared memory and the decisive instructions from the machine code.
+Compiles every kernel ahead of time for Ampere, Hopper and Blackwell, with the tiles that `fused` chooses
+there, and reads registers a thread, spilled bytes, shared memory and the decisive instructions of each.
 """
 
 from __future__ import annotations

@@ -169,6 +169,14 @@ def _backward(ctx, grad_logp, grad_entropy, *_):
 head_logp.register_autograd(_backward, setup_context=_save)
 
 
+def _no_second(ctx, *_):
+    raise RuntimeError(
+        'linear_logprob gives first derivatives only with this backend: use backend="reference" for second ones'
+    )
+
+
+head_logp_gradient.register_autograd(_no_second)
+
 # --- its parts ------------------------------------------------------------------------------------------
 
 
@@ -256,7 +264,7 @@ def exact_sums(x: Tensor) -> Iterator[None]:
 
 
 class Rows(NamedTuple):
-    """The rows that are visited: all of a shape, or those of an index as `nonzero(as_tuple=True)` gives it."""
+    """The rows that are visited: all of a shape, or those of an index (from `nonzero(as_tuple=True)`)."""
 
     shape: torch.Size
     index: tuple[Tensor, ...] | None

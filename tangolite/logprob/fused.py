@@ -1,4 +1,4 @@
-"""Launches the Triton kernels: which tiles, how many stripes of the vocabulary, and bulk copies where they fit."""
+"""Launches the Triton kernels: which tiles, how many stripes of the vocabulary, and bulk copies or not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import triton
 from jaxtyping import Float, Int
 from torch import Tensor
+from triton import cdiv
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tangolite.logprob import kernels
@@ -40,7 +41,7 @@ ROOM = 160 * 1024  # bytes of shared memory that the bulk tiles need: small Blac
 
 
 def interpreted() -> bool:
-    """Whether the kernels run in Triton's interpreter, on CPU tensors (TRITON_INTERPRET=1 at first import)."""
+    """Whether the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when they were imported."""
     return not isinstance(kernels.statistics_kernel, triton.runtime.jit.JITFunction)
 
 
@@ -57,26 +58,28 @@ def buffer_dtype(head: Head) -> torch.dtype:
 
 
 def statistics(head: Head, target: Int[Tensor, " N"], entropy: bool, width: int) -> RowValues:
-    """One pass over the vocabulary, in as many stripes as fill the card, and a second kernel that joins them."""
-    n, words = len(target), head.weight.shape[0]
+    """One pass over the vocabulary in as many stripes as fill the card; a second kernel joins them."""
+    (n, depth), words = head.hidden.shape, head.weight.shape[0]
+    logp, uncertainty, log_sum = head.hidden.new_empty((3, n), dtype=torch.float32)
+    if not entropy:
+        uncertainty = uncertainty[:0]
+    if n == 0:
+        return RowValues(logp, uncertainty, logp.clone(), log_sum)
     tiles, bulk = tiles_for(head, gradient=False)
-    splits = split_count(-(-n // tiles.BM), -(-words // tiles.BN), processors(head.hidden.device))
-    per_split = -(-(-(-words // tiles.BN)) // splits)
-    splits = -(-(-(-words // tiles.BN)) // per_split)  # no stripe without words
+    row_blocks, word_tiles = cdiv(n, tiles.BM), cdiv(words, tiles.BN)
+    per_split = cdiv(word_tiles, split_count(row_blocks, word_tiles, processors(head.hidden.device)))
+    splits = cdiv(word_tiles, per_split)  # no stripe without words
     partial = head.hidden.new_empty((3 if entropy else 2, splits, n), dtype=torch.float32)
-    values = head.hidden.new_empty((3, n), dtype=torch.float32)
-    logp, uncertainty, log_sum = values[0], values[1] if entropy else values[1, :0], values[2]
-    if n:
-        kernels.statistics_kernel[(-(-n // tiles.BM), splits)](
-            *operands(head, tiles, bulk), head.bias, partial[0], partial[1], partial[-1], n, words,
-            head.hidden.shape[1], *strides(head), head.scale, head.softcap or 1.0, per_split,
-            **constants(tiles, head, bulk), ENTROPY=entropy,
-        )  # fmt: skip
-        kernels.merge_kernel[(-(-n // MERGE_ROWS),)](
-            head.hidden, head.weight, head.bias, target, partial[0], partial[1], partial[-1], logp, uncertainty,
-            log_sum, n, head.hidden.shape[1], *strides(head), head.scale, head.softcap or 1.0, splits,
-            BM=MERGE_ROWS, BK=MERGE_DEPTH, CAPPED=head.softcap is not None, ENTROPY=entropy,
-        )  # fmt: skip
+    sums = (partial[0], partial[1], partial[-1])
+    options = {"CAPPED": head.softcap is not None, "ENTROPY": entropy}
+    kernels.statistics_kernel[(row_blocks, splits)](
+        *operands(head, tiles, bulk), head.bias, *sums, n, words, depth, *strides(head), head.scale,
+        head.softcap or 1.0, per_split, **tiles._asdict(), **options, BULK=bulk,
+    )  # fmt: skip
+    kernels.merge_kernel[(cdiv(n, MERGE_ROWS),)](
+        head.hidden, head.weight, head.bias, target, *sums, logp, uncertainty, log_sum, n, depth,
+        *strides(head), head.scale, head.softcap or 1.0, splits, BM=MERGE_ROWS, BK=MERGE_DEPTH, **options,
+    )  # fmt: skip
     return RowValues(logp, uncertainty, partial[0, 0], log_sum)
 
 
@@ -84,14 +87,15 @@ def logit_gradient(
     head: Head, target: Int[Tensor, " N"], rows: RowTerms, start: int, stop: int, buffer: Tensor
 ) -> Float[Tensor, "N W"]:
     """d loss / d (hidden weight' + bias) of the slice, in the buffer."""
-    n = len(target)
+    n, width = len(target), stop - start
     tiles, bulk = tiles_for(head, gradient=True)
-    out = buffer[: n * (stop - start)].view(n, stop - start)
+    out = buffer[: n * width].view(n, width)
     if n:
-        kernels.gradient_kernel[(-(-n // tiles.BM), -(-(stop - start) // tiles.BN))](
+        kernels.gradient_kernel[(cdiv(n, tiles.BM), cdiv(width, tiles.BN))](
             *operands(head, tiles, bulk), head.bias, target, rows.maximum, rows.log_sum, rows.at_target,
             rows.constant, rows.linear, out, n, head.weight.shape[0], head.hidden.shape[1], start, stop,
-            *strides(head), head.scale, head.softcap or 1.0, **constants(tiles, head, bulk),
+            *strides(head), head.scale, head.softcap or 1.0, **tiles._asdict(), BULK=bulk,
+            CAPPED=head.softcap is not None,
         )  # fmt: skip
     return out
 
@@ -135,10 +139,6 @@ def operands(head: Head, tiles: Tiles, bulk: bool):
 
 def strides(head: Head) -> tuple[int, int, int, int]:
     return (*head.hidden.stride(), *head.weight.stride())
-
-
-def constants(tiles: Tiles, head: Head, bulk: bool) -> dict:
-    return tiles._asdict() | {"BULK": bulk, "CAPPED": head.softcap is not None}
 
 
 def split_count(row_blocks: int, word_tiles: int, processors: int) -> int:

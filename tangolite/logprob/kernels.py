@@ -1,8 +1,8 @@
 """The Triton kernels: a tile of logits lives in registers, in float32, and only sums over it are written.
 
 Two tiles of the inputs, BM rows and BN words wide and BK of the hidden size deep, meet in the tensor cores
-until a BM x BN tile of logits is complete.  BULK says that `hidden` and `weight` are tensor descriptors, which
-the copy engine of Hopper and later reads in bulk; otherwise they are pointers with strides, for any layout.
+until a BM x BN tile of logits is complete.  BULK says that `hidden` and `weight` are tensor descriptors,
+which the copy engine of Hopper and later reads in bulk; otherwise they are pointers with strides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def tanh(x):
 
 @triton.jit
 def load_rows(x, first, k, rows, depth, row_stride, stride, B: tl.constexpr, BK: tl.constexpr):
-    """A (B, BK) tile of a strided matrix; zeros beyond its edges.  Offsets are 64-bit: N V may exceed 2^31."""
+    """A (B, BK) tile of a strided matrix, zeros beyond its edges; 64-bit offsets, as V D may exceed 2^31."""
     i, j = first + tl.arange(0, B), k + tl.arange(0, BK)
     place = i.to(tl.int64)[:, None] * row_stride + j[None, :] * stride
     return tl.load(x + place, mask=(i < rows)[:, None] & (j < depth)[None, :], other=0.0)
@@ -56,7 +56,8 @@ def logits_tile(
 
 @triton.jit
 def statistics_kernel(
-    hidden, weight, bias, maximum, total, moment, N, V, D, h_row, h_col, w_row, w_col, scale, softcap, per_split,
+    hidden, weight, bias, maximum, total, moment, N, V, D, h_row, h_col, w_row, w_col, scale, softcap,
+    per_split,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BULK: tl.constexpr, CAPPED: tl.constexpr,
     ENTROPY: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +142,7 @@ def gradient_kernel(
     h_row, h_col, w_row, w_col, scale, softcap,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BULK: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Words first … last of d loss / d logits, made and written tile by tile: -p (constant + linear log p)."""
+    """Words first … last of d loss / d logits, -p (constant + linear log p), written tile by tile."""
     row, word = tl.program_id(0) * BM, first + tl.program_id(1) * BN
     z = logits_tile(
         hidden, weight, bias, row, word, N, V, D, h_row, h_col, w_row, w_col, scale, softcap,
