@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tangolite.logprob import linear_logprob
+from tangolite.logprob.reference import plain_logits
 from tangolite.rollouts import Rollouts, length_mask
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -94,6 +95,7 @@ class Policy:
     tokenizer: object
     eos_ids: tuple[int, ...]
     pad_id: int
+    _shape: tuple[float | None, float] | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, model: nn.Module, tokenizer) -> Policy:
@@ -148,17 +150,65 @@ class Policy:
         self, rollouts: Rollouts, *, temperature: float = 1.0, return_entropy: bool = False
     ) -> Float[Tensor, "B T"] | tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Log-probs of the completion tokens under the tempered policy, and the entropies if asked."""
-        head = self.model.get_output_embeddings()
+        head, (softcap, scale) = self.head()
         return linear_logprob(
-            self.hidden(rollouts), head.weight, rollouts.completion_ids, bias=getattr(head, "bias", None),
-            softcap=getattr(self.model.config, "final_logit_softcapping", None), mask=rollouts.mask,
-            temperature=temperature, return_entropy=return_entropy,
+            self.hidden(rollouts), head.weight, rollouts.completion_ids, bias=head.bias, softcap=softcap,
+            temperature=(temperature or 1.0) / scale, mask=rollouts.mask, return_entropy=return_entropy,
         )  # fmt: skip
 
     def all_logp(self, rollouts: Rollouts, *, temperature: float = 1.0) -> Float[Tensor, "B T V"]:
         """Log-probs of every word at every completion position: for small vocabularies only."""
-        logits = self.model.get_output_embeddings()(self.hidden(rollouts)).float()
-        return torch.log_softmax(logits / temperature, dim=-1)
+        head, (softcap, scale) = self.head()
+        logits = plain_logits(self.hidden(rollouts), head.weight, head.bias, scale / temperature, softcap)
+        return torch.log_softmax(logits, dim=-1)
+
+    def head(self) -> tuple[nn.Linear, tuple[float | None, float]]:
+        """The output layer, and the (softcap, scale) that make its products the model's own logits.
+
+        Looked for once, by a forward of a few tokens.  Raises ValueError for a head whose log-probs would not
+        be the model's: with adapters, quantised, sharded, or followed by anything but a softcap and a scale.
+        """
+        head = self.model.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            raise ValueError(
+                f"the output layer is a {type(head).__name__}; log-probs need a plain Linear: leave the head "
+                f"(lm_head) out of adapters, modules_to_save and quantisation"
+            )
+        if self._shape is None:
+            self._shape = shape_of_logits(self.model, head)
+        return head, self._shape
+
+
+SCALES = ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
+SOFTCAPS = ("final_logit_softcapping", "softcap")
+
+
+def shape_of_logits(model: nn.Module, head: nn.Linear) -> tuple[float | None, float]:
+    """(softcap, scale) such that scale * softcap tanh(head(hidden) / softcap) are the model's own logits.
+
+    Libraries disagree on the names: `logits_scaling` multiplies in one model and divides in another.  So what
+    the configuration names is tried on a few tokens, and what reproduces the model is taken.
+    """
+    config = model.config.get_text_config()
+    named = [getattr(config, name, None) for name in SCALES]
+    scales = [1.0, *(x for s in named if s for x in (float(s), 1 / float(s)))]
+    cap = next((float(c) for name in SOFTCAPS if (c := getattr(config, name, None))), None)
+    ids = torch.arange(min(8, head.weight.shape[0]), device=head.weight.device)[None]
+    tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    with sampling_mode(model):
+        hidden, theirs = model.get_decoder()(**tokens).last_hidden_state, model(**tokens).logits
+    weight, bias = (None if x is None else x.detach() for x in (head.weight, head.bias))
+    near = 1e-4 if theirs.dtype == torch.float32 else 2e-2
+    for scale in scales:
+        softcap = None if cap is None else cap / scale  # the library's scale comes before the cap, ours after
+        ours = plain_logits(hidden, weight, bias, scale, softcap)
+        close = near * max(1.0, float(ours.nan_to_num().abs().max()))
+        if ours.shape == theirs.shape and ours.allclose(theirs.to(ours), rtol=0, atol=close, equal_nan=True):
+            return softcap, scale
+    raise ValueError(
+        f"the logits of {type(model).__name__} are not its head times its last hidden states, with the softcap and "
+        f"scale that the configuration names: log-probs made from those would not be the model's"
+    )
 
 
 def trainable_copy(policy: Policy) -> Policy:

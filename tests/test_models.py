@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import peft
 import pytest
 import torch
+import transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tangolite.checkpoints import save_policy
@@ -114,6 +116,82 @@ def test_all_logp_holds_logp_at_the_sampled_tokens():
     chosen = every.gather(-1, rollouts.completion_ids[..., None])[..., 0]
     torch.testing.assert_close(chosen * rollouts.mask, logp, atol=1e-5, rtol=0)
     torch.testing.assert_close(every.exp().sum(-1), torch.ones_like(logp))
+
+
+SIZES = {
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None,
+}  # fmt: skip
+FAMILIES = {
+    "Qwen2": {},
+    "Gemma2": {"head_dim": 8, "final_logit_softcapping": 5.0},
+    "Cohere": {"logit_scale": 0.25},
+    "Granite": {"logits_scaling": 8.0},  # divides
+    "HyperCLOVAX": {"logits_scaling": 0.125},  # multiplies
+    "FalconH1": {"lm_head_multiplier": 0.5, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
+    "Phi": {},  # a bias
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> Policy:
+    """A tiny model of another library class, with large logits so that a softcap or a scale would show."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{request.param}Config")(**(SIZES | FAMILIES[request.param]))
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.get_output_embeddings().parameters():
+            parameter.normal_(std=2.0)
+    return Policy.of(model, TOKENIZER)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
+def test_any_causal_lm_gives_its_own_log_probs(family, temperature):
+    """Libraries name what scales and caps their logits each in their own way; the numbers must be theirs."""
+    ids = torch.randint(2, 40, (2, 9), generator=torch.Generator().manual_seed(1))
+    length = torch.tensor([6, 6])
+    rollouts = Rollouts(ids[:, :3], length // 2, ids[:, 3:], length, length > 0, length)
+    logits = family.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 2:-1]
+    expected = torch.log_softmax(logits.double() / (temperature or 1.0), -1)
+    chosen = expected.gather(-1, ids[:, 3:, None])[..., 0]
+    logp = family.logp(rollouts, temperature=temperature)
+    torch.testing.assert_close(logp.double(), chosen, atol=1e-4, rtol=0)
+    if temperature:
+        every = family.all_logp(rollouts, temperature=temperature)
+        torch.testing.assert_close(every.double(), expected, atol=1e-4, rtol=0)
+
+
+def test_logits_that_the_head_alone_does_not_make_are_refused():
+    policy = sharp_policy()
+    policy.model.register_forward_hook(lambda module, given, out: setattr(out, "logits", out.logits**3))
+    with pytest.raises(ValueError, match=r"Qwen2ForCausalLM are not its head"):
+        policy.logp(batch())
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings", "ignore:.*gradient_checkpointing")
+def test_adapters_count_inside_the_model_and_are_refused_on_its_head():
+    policy = sharp_policy()
+    plain = policy.logp(batch())
+    settings = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    adapted = Policy.of(peft.get_peft_model(policy.model, settings), TOKENIZER)
+    assert not torch.allclose(adapted.logp(batch()), plain)
+    with adapted.model.disable_adapter():
+        torch.testing.assert_close(adapted.logp(batch()), plain)
+    settings = peft.LoraConfig(target_modules=["lm_head"])
+    on_head = Policy.of(peft.get_peft_model(sharp_policy().model, settings), TOKENIZER)
+    with pytest.raises(ValueError, match=r"\(lm_head\) out of adapters"):
+        on_head.logp(batch())
+
+
+def test_a_tied_weight_gets_the_gradient_of_both_of_its_places():
+    policy, rollouts = sharp_policy(), batch(PROMPTS[:1], COMPLETIONS[:1])
+    weight = policy.model.get_input_embeddings().weight
+    assert policy.model.get_output_embeddings().weight is weight
+    policy.logp(rollouts).sum().backward()
+    tied, weight.grad = weight.grad, None
+    logits = policy.model(torch.tensor([PROMPTS[0] + COMPLETIONS[0]])).logits[0, len(PROMPTS[0]) - 1 : -1]
+    logits.log_softmax(-1)[range(len(COMPLETIONS[0])), COMPLETIONS[0]].sum().backward()
+    torch.testing.assert_close(tied, weight.grad, atol=1e-4, rtol=1e-4)
 
 
 def test_gradients_flow_into_every_parameter_and_padding_adds_none():

@@ -170,9 +170,7 @@ head_logp.register_autograd(_backward, setup_context=_save)
 
 
 def _no_second(ctx, *_):
-    raise RuntimeError(
-        'linear_logprob gives first derivatives only with this backend: use backend="reference" for second ones'
-    )
+    raise RuntimeError('this backend gives first derivatives only: use backend="reference" for second ones')
 
 
 head_logp_gradient.register_autograd(_no_second)
