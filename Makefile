@@ -18,10 +18,10 @@ run test notebooks: export TOKENIZERS_PARALLELISM ?= false
 run test notebooks: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab lint notebooks doctor clean
+.PHONY: help setup run test lab lint notebooks gpu-check doctor clean
 
 help:  ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP)  ## install everything into .venv (once; needs the network)
 
@@ -43,6 +43,9 @@ lint: $(STAMP)  ## ruff: rules and formatting, notebooks too
 
 notebooks: $(STAMP)  ## execute every notebook in place: refreshes the committed outputs
 	@$(BIN)/python -m tangolite.lab.run_notebooks --in-place $(NOTEBOOKS)
+
+gpu-check: $(STAMP)  ## on a CUDA card: is the kernel right, and how fast beside its peers (about 4 minutes)
+	@$(BIN)/python -m tangolite.lab.gpu_check --out figures/gpu_check.json
 
 doctor:  ## say in words what this machine can run and what is missing (works before setup, too)
 	@if test -x $(BIN)/python; then $(BIN)/python tangolite/doctor.py; else $(PYTHON) tangolite/doctor.py; fi

@@ -71,8 +71,19 @@ def parser() -> argparse.ArgumentParser:
     warmstart.set_defaults(command=run_warmstart)
 
     bench = commands.add_parser("bench", help="measure speed on this machine")
-    bench.add_argument("what", choices=("sampling",))
-    bench.add_argument("--out", help="also write the numbers as JSON")
+    bench.add_argument("what", choices=("sampling", "logprob"))
+    bench.add_argument("--out", help="also write the numbers as JSON (logprob: and a figure beside it)")
+    bench.add_argument(
+        "--size", action="append", type=size, metavar="N,D,V,DTYPE", help="logprob: rows, width, vocabulary "
+        "and type, e.g. 1024,896,151936,float32; may be repeated (real heads unless given)",
+    )  # fmt: skip
+    bench.add_argument(
+        "--limit",
+        type=float,
+        default=60.0,
+        help="logprob: leave out ways that take longer (seconds, %(default)s)",
+    )
+    bench.add_argument("--threads", type=positive, help="logprob: CPU threads of torch (all unless given)")
     bench.set_defaults(command=run_bench)
 
     claims = commands.add_parser("claims", help="the papers' claims at small scale, over seeds")
@@ -100,6 +111,14 @@ def positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise ValueError(text)
     return number
+
+
+def size(text: str) -> tuple[int, int, int, str]:
+    """N,D,V,DTYPE for argparse."""
+    n, d, v, dtype = text.split(",")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(text)
+    return positive(n), positive(d), positive(v), dtype
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
@@ -162,12 +181,27 @@ def run_warmstart(arguments: argparse.Namespace) -> int:
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
+    if arguments.what == "logprob":
+        return run_bench_logprob(arguments)
     from tangolite.lab.bench import bench_sampling
 
     rows = bench_sampling()
     if arguments.out:
         with open(arguments.out, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)
+    return 0
+
+
+def run_bench_logprob(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from tangolite.lab.bench_logprob import bench_logprob, write
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    report = bench_logprob(arguments.size, limit=arguments.limit)
+    if arguments.out:
+        write(report, arguments.out)
     return 0
 
 

@@ -170,11 +170,11 @@ def check_gpu() -> Finding:
 
 
 def check_triton() -> Finding:
-    """For the fused kernel of `linear_logprob`, which is still to come."""
+    """For the fused kernel of `linear_logprob` on CUDA; elsewhere slices in PyTorch do the same."""
     if not installed("triton"):
         fix = INSTALL if sys.platform == "linux" else "there is none for this system, and nothing needs it"
         return Finding(
-            "triton", "warn", "not installed: nothing needs it yet (the fused log-prob kernel will)", fix
+            "triton", "warn", "not installed: log-probs are computed without the fused kernel, in slices", fix
         )
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         return Finding("triton", "ok", f"{named('triton')}, in its interpreter (slow, for tests)")

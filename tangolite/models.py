@@ -206,8 +206,8 @@ def shape_of_logits(model: nn.Module, head: nn.Linear) -> tuple[float | None, fl
         if ours.shape == theirs.shape and ours.allclose(theirs.to(ours), rtol=0, atol=close, equal_nan=True):
             return softcap, scale
     raise ValueError(
-        f"the logits of {type(model).__name__} are not its head times its last hidden states, with the softcap and "
-        f"scale that the configuration names: log-probs made from those would not be the model's"
+        f"the logits of {type(model).__name__} are not its head times its last states, with the softcap "
+        f"and scale that the configuration names: log-probs made from those would not be the model's"
     )
 
 

@@ -120,7 +120,8 @@ def test_all_logp_holds_logp_at_the_sampled_tokens():
 
 SIZES = {
     "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1,
+    "bos_token_id": None,
 }  # fmt: skip
 FAMILIES = {
     "Qwen2": {},
