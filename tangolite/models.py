@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +95,8 @@ class Policy:
     tokenizer: object
     eos_ids: tuple[int, ...]
     pad_id: int
+    adapter: str | None = None  # of a base that several policies share; None: the model is this policy's own
+    sampler: Callable | None = None  # another way to sample than this model's own (see `sampling.sample`)
     _shape: tuple[float | None, float] | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod

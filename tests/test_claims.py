@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tangolite.lab.claims import FAMILIES, GENERATOR, WARMUP, summarise, table, write_into
+from tangolite.lab.claims import FAMILIES, GENERATOR, WARMUP, summarise, table
+from tangolite.lab.readme import write_into
 from tangolite.settings import load_recipe, with_seed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,14 +80,14 @@ def test_a_file_without_a_place_for_the_tables_is_left_alone(tmp_path: Path) -> 
     readme = tmp_path / "README.md"
     readme.write_text("no marks")
     with pytest.raises(ValueError, match="no place for the table"):
-        write_into(readme, RESULTS)
+        write_into(readme, RESULTS.parent)
     assert readme.read_text() == "no marks"
 
 
 def test_the_readme_shows_the_committed_results(tmp_path: Path) -> None:
     copy = tmp_path / "README.md"
     copy.write_text((ROOT / "README.md").read_text("utf-8"), "utf-8")
-    write_into(copy, RESULTS)
+    write_into(copy, RESULTS.parent)
     assert copy.read_text("utf-8") == (ROOT / "README.md").read_text("utf-8")
 
 

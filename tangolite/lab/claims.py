@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 import torch
 
-from tangolite import covrl, tango
-from tangolite import evaluate as evaluation
 from tangolite.checkpoints import read_metrics
 from tangolite.evaluate import bootstrap, evaluate
 from tangolite.lab.weights import covrl_start, make_weights, tango_start
@@ -209,32 +207,3 @@ def table(summary: list[dict], family: str) -> str:
         name = cell["arm"] + ("" if cell["trained"] else " (start)")
         lines.append(f"| {name} | {cell['learned']} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
-
-
-def metrics_table() -> str:
-    """Every metric of `metrics.jsonl` and its sentence."""
-    families = (("tango", tango.METRICS), ("covrl", covrl.METRICS), ("both, held out", evaluation.METRICS))
-    told = [(family, name, said) for family, known in families for name, said in known.items()]
-    rows = [f"| {family} | `{name}` | {said.replace('|', '&#124;')} |" for family, name, said in told]
-    return "\n".join(["| run | metric | what it says |", "|---|---|---|", *rows])
-
-
-def write_into(readme: Path, folder: Path) -> None:
-    """Put the tables of committed results, and of the metrics, between their marks in a Markdown file."""
-    text = readme.read_text(encoding="utf-8")
-    for name in (*FAMILIES, "metrics"):
-        begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
-        before, opened, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (opened and closed):
-            raise ValueError(f"{readme} has no place for the table: it needs {begin} and {end}")
-        if name == "metrics":
-            made = metrics_table()
-        else:
-            made = table(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")), name)
-        text = f"{before}{begin}\n{made}\n{end}{after}"
-    readme.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":  # python -m tangolite.lab.claims README.md figures/claims
-    write_into(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,76 +1,17 @@
-"""Completions of prompts: a KV-cache sampler of our own, or transformers' `generate`.
+"""Our own KV-cache decoder for plain Qwen2 models, one new token per row and step.
 
-`sample` is what training calls.  For a plain Qwen2 model (the built-in ones, or Qwen2.5) it runs the
-decoder written out below: prompts are read once per group, keys and values go into one preallocated
-cache, finished rows leave the batch.  Any other model goes through `generate`.  Both return the
-log-prob of every sampled token under the tempered distribution that it was drawn from.
+Prompts are read once per group, keys and values go into one preallocated cache, finished rows leave the
+batch.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tangolite.models import Policy, sampling_mode
-from tangolite.rollouts import Rollouts, length_mask, pad_left
-
-
-def sample(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    *,
-    n: int = 1,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    generator: torch.Generator | None = None,
-) -> Rollouts:
-    """``n`` completions of each prompt; row ``i`` answers prompt ``i // n`` and has group ``i // n``.
-
-    Temperature 0 decodes greedily.  Raises ValueError for an empty prompt or list of prompts.
-    """
-    ids, length = _padded(policy, prompts)
-    run = _cached if _is_plain_qwen2(policy.model) else _generate
-    with sampling_mode(policy.model):
-        tokens, logp = run(policy, ids, length, n, max_new_tokens, temperature, generator)
-    return _rollouts(policy, ids, length, n, tokens, logp)
-
-
-def sample_generate(
-    policy: Policy, prompts, *, n=1, max_new_tokens, temperature=1.0, generator=None
-) -> Rollouts:
-    """As `sample`, but always through transformers' `generate`."""
-    ids, length = _padded(policy, prompts)
-    with sampling_mode(policy.model):
-        tokens, logp = _generate(policy, ids, length, n, max_new_tokens, temperature, generator)
-    return _rollouts(policy, ids, length, n, tokens, logp)
-
-
-def _padded(policy: Policy, prompts) -> tuple[Int[Tensor, "U P"], Int[Tensor, " U"]]:
-    if not prompts or not all(map(len, prompts)):
-        raise ValueError("sample needs at least one prompt, and every prompt at least one token")
-    return pad_left(prompts, policy.pad_id)
-
-
-def _rollouts(policy, ids, prompt_length, n, tokens, logp) -> Rollouts:
-    eos = torch.isin(tokens, torch.tensor(policy.eos_ids))
-    ended = eos.any(1)
-    length = torch.where(ended, eos.int().argmax(1) + 1, tokens.shape[1])
-    width = int(length.max())
-    mask = length_mask(length, width)
-    return Rollouts(
-        prompt_ids=ids.repeat_interleave(n, 0),
-        prompt_length=prompt_length.repeat_interleave(n, 0),
-        completion_ids=tokens[:, :width].masked_fill(~mask, policy.pad_id),
-        length=length,
-        terminated=ended,
-        group=torch.arange(len(ids)).repeat_interleave(n, 0),
-        old_logp=logp[:, :width].masked_fill(~mask, 0.0),
-    )
+from tangolite.rollouts import length_mask
 
 
 def choose(
@@ -91,10 +32,7 @@ def choose(
     return token, logp.gather(1, token[:, None])[:, 0]
 
 
-# --- the decoder of Qwen2, one new token per row ---------------------------------------------------
-
-
-def _is_plain_qwen2(model) -> bool:
+def is_plain_qwen2(model) -> bool:
     """Our decoder knows plain linear layers only: no adapters, no 4-bit weights, no sliding window."""
     config = model.config
     if type(model).__name__ != "Qwen2ForCausalLM" or config.use_sliding_window or config.hidden_act != "silu":
@@ -106,7 +44,7 @@ def _is_plain_qwen2(model) -> bool:
     return all(type(module).__module__ in homes for module in model.modules())
 
 
-def _cached(policy, ids, length, n, max_new_tokens, temperature, generator):
+def cached(policy, ids, length, n, max_new_tokens, temperature, generator):
     tokens = torch.full((len(ids) * n, max_new_tokens), policy.pad_id)
     logp = torch.zeros(len(ids) * n, max_new_tokens)
     with torch.inference_mode():  # cheaper than no_grad; what is returned was made outside
@@ -233,52 +171,3 @@ def _rotate(x: Float[Tensor, "B H T d"], cos: Tensor, sin: Tensor) -> Float[Tens
     """Rotary position embedding (the half-split form of Llama and Qwen)."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-
-# --- transformers' generate -------------------------------------------------------------------------
-
-
-def _generate(policy, ids, length, n, max_new_tokens, temperature, generator):
-    """Every sampling field is ours: the model's own files, which may say top_k=1, are kept out.
-
-    `generate` draws from the global random state, so ours lends it a seed and puts the old one back.
-    """
-    from transformers import GenerationConfig
-
-    ids, length = ids.repeat_interleave(n, 0), length.repeat_interleave(n, 0)
-    attention = (~length_mask(ids.shape[1] - length, ids.shape[1])).long()
-    drawn = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-    drawn |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-    settings = GenerationConfig(
-        **(drawn if temperature > 0 else {}), do_sample=temperature > 0,
-        repetition_penalty=1.0, encoder_repetition_penalty=1.0,
-        no_repeat_ngram_size=0, length_penalty=1.0, num_beams=1, num_return_sequences=1, min_length=0,
-        renormalize_logits=False, guidance_scale=1.0, max_new_tokens=max_new_tokens,
-        eos_token_id=list(policy.eos_ids), pad_token_id=policy.pad_id, use_cache=True,
-        return_dict_in_generate=True, output_logits=True,
-    )  # fmt: skip
-    device, seeded = policy.device, generator is not None
-    forked = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=seeded)
-    with forked, _lent(policy.model, settings):
-        if seeded:
-            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        out = policy.model.generate(
-            ids.to(device), attention_mask=attention.to(device), generation_config=settings
-        )
-    tokens = out.sequences[:, ids.shape[1] :]
-    logits = torch.stack(out.logits, dim=1).float() / (temperature or 1.0)
-    logp = torch.log_softmax(logits, dim=-1).gather(-1, tokens[..., None])[..., 0]
-    return tokens.cpu(), logp.cpu()
-
-
-@contextmanager
-def _lent(model, settings) -> Iterator[None]:
-    """`generate` fills what `settings` leave at None from the model's own generation config: lend it ours."""
-    own = {m: m.generation_config for m in model.modules() if "generation_config" in vars(m)}
-    try:
-        for module in own:
-            module.generation_config = settings
-        yield
-    finally:
-        for module, config in own.items():
-            module.generation_config = config
