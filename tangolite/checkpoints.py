@@ -21,8 +21,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from tangolite.adapters import save_adapter
 from tangolite.covrl import CoVRL
 from tangolite.models import Policy
+from tangolite.parallel import is_spread, like, rank, wait_for_all, whole
 from tangolite.settings import RunError
 from tangolite.tango import Tango
 
@@ -58,7 +60,7 @@ def checksum(policy: Policy) -> str:
     """A fingerprint of all weights, to tell whether two policies are the same bits."""
     digest = hashlib.sha256()
     for name, p in sorted(policy.model.named_parameters()):
-        digest.update(name.encode() + p.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(name.encode() + whole(p.detach()).cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -78,19 +80,31 @@ def origin(run: Run) -> dict[str, str]:
 def save_policies(out: Path, run: Run) -> None:
     """The trained policies in `policies/`: all of them or none, which is what marks a run as finished."""
     beside = out / ".policies.writing"
-    with writing(out / "policies"):
-        shutil.rmtree(beside, ignore_errors=True)
-        for name, (policy, _) in learners(run).items():
-            save_policy(policy, beside / name)
-        os.rename(beside, out / "policies")
+    weights = {name: whole_state(policy) for name, (policy, _) in learners(run).items()}
+    if rank() == 0:
+        with writing(out / "policies"):
+            shutil.rmtree(beside, ignore_errors=True)
+            for name, (policy, _) in learners(run).items():
+                save_policy(policy, beside / name, weights[name])
+            os.rename(beside, out / "policies")
+    wait_for_all()
 
 
-def save_policy(policy: Policy, folder: str | Path) -> None:
-    """A folder that `load_policy`, and transformers itself, can open."""
+def whole_state(policy: Policy) -> dict[str, torch.Tensor] | None:
+    """Weights that are spread over the processes, brought together for a file; None where they are whole."""
+    if not is_spread(policy):
+        return None
+    return {name: whole(value).cpu() for name, value in policy.model.state_dict().items()}
+
+
+def save_policy(policy: Policy, folder: str | Path, weights: dict | None = None) -> None:
+    """A folder that `load_policy`, and transformers itself, can open; for an adapter one that peft opens."""
     from transformers.utils import logging
 
+    if policy.adapter is not None:
+        return save_adapter(policy, folder)
     logging.disable_progress_bar()
-    policy.model.save_pretrained(folder, safe_serialization=True)
+    policy.model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
     policy.tokenizer.save_pretrained(folder)
 
 
@@ -114,11 +128,18 @@ def save_checkpoint(out: str | Path, run: Run, done: int, began_with: dict[str, 
     """
     folder = Path(out) / "checkpoints"
     target, beside = folder / f"update-{done:06d}", folder / f".writing-{done:06d}"
-    if target.exists():
-        return target  # the same updates give the same bits
+    files = _files(run)
+    if rank() == 0 and not target.exists():  # the same updates give the same bits
+        _put_in_place(out, target, beside, files, run, done, began_with)
+    wait_for_all()
+    return target
+
+
+def _put_in_place(out, target: Path, beside: Path, files, run: Run, done: int, began_with) -> None:
+    folder = target.parent
     with writing(target):
         try:
-            _write(beside, run, done, began_with)
+            _write(beside, files, run, done, began_with)
             for log in LOGS:
                 sync(Path(out) / log)
             os.rename(beside, target)
@@ -126,7 +147,6 @@ def save_checkpoint(out: str | Path, run: Run, done: int, began_with: dict[str, 
             shutil.rmtree(beside, ignore_errors=True)
         sync(folder)
         prune(out)
-    return target
 
 
 def prune(out: str | Path) -> None:
@@ -137,12 +157,20 @@ def prune(out: str | Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _write(beside: Path, run: Run, done: int, began_with: dict[str, str]) -> None:
+def _files(run: Run) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of every file; where weights are spread out, all processes meet here."""
+    files = {}
+    for name, (policy, optimizer) in learners(run).items():
+        files[f"{name}.safetensors"] = _weights(policy)
+        files[f"{name}.optimizer.safetensors"] = _optimizer_tensors(optimizer)
+    return files
+
+
+def _write(beside: Path, files: dict, run: Run, done: int, began_with: dict[str, str]) -> None:
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    for name, (policy, optimizer) in learners(run).items():
-        save_file(_weights(policy), beside / f"{name}.safetensors")
-        save_file(_optimizer_tensors(optimizer), beside / f"{name}.optimizer.safetensors")
+    for name, tensors in files.items():
+        save_file(tensors, beside / name)
     save_file({"torch": torch.get_rng_state()}, beside / "rng.safetensors")
     state = {
         "format": 1, "update": done, "data_position": done, "seed": run.config.seed,
@@ -175,14 +203,16 @@ def sync(path: Path) -> None:
 
 
 def _weights(policy: Policy) -> dict[str, torch.Tensor]:
-    named = policy.model.named_parameters()
-    return {name: p.detach().cpu().contiguous().clone() for name, p in named if p.requires_grad}
+    named = policy.named_parameters()
+    return {name: whole(p.detach()).cpu().contiguous().clone() for name, p in named.items()}
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     state = optimizer.state_dict()["state"]
     return {
-        f"{i}.{k}": torch.as_tensor(v).cpu().clone() for i, slot in state.items() for k, v in slot.items()
+        f"{i}.{k}": whole(torch.as_tensor(v)).cpu().clone()
+        for i, slot in state.items()
+        for k, v in slot.items()
     }
 
 
@@ -232,12 +262,12 @@ def _same_origin(path: Path, there: dict[str, str], here: dict[str, str]) -> Non
 
 
 def _load_weights(policy: Policy, saved: dict[str, torch.Tensor]) -> None:
-    own = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    own = policy.named_parameters()
     if set(own) != set(saved):
         raise ValueError(f"other parameters than the model's: {sorted(set(own) ^ set(saved))[:3]}")
     with torch.no_grad():
         for name, p in own.items():
-            p.copy_(saved[name])
+            p.copy_(like(p, saved[name]))
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, torch.Tensor], lr: float) -> None:
@@ -246,6 +276,9 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, torch.Ten
         index, name = key.split(".")
         slots.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, slot in slots.items():
+        slots[index] = {k: like(every[index], v) if v.dim() else v for k, v in slot.items()}
     optimizer.load_state_dict({"state": slots, "param_groups": groups})
     for group in optimizer.param_groups:
         group["lr"] = lr

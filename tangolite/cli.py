@@ -61,6 +61,19 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--run", help="folder of a run")
     evaluate.add_argument("--recipe", help="a recipe, to evaluate the policies it starts from")
     evaluate.add_argument("--count", type=positive, default=256, help="held-out problems (%(default)s)")
+    evaluate.add_argument(
+        "--records", help="evaluate into this JSONL file, resumable, with answers and verdicts"
+    )
+    evaluate.add_argument("--source", help="with --records: a data set (gsm8k, math500, processbench, …)")
+    evaluate.add_argument("--path", help="with --source: a local copy of it")
+    evaluate.add_argument("--split", help="with --source: another split than the papers'")
+    evaluate.add_argument("--limit", type=positive, help="with --records: problems at most")
+    evaluate.add_argument(
+        "--samples", type=int, default=0, help="with --records: samples beside the greedy one"
+    )
+    evaluate.add_argument(
+        "--tokens", action="store_true", help="with --records: keep the text of every token"
+    )
     _set_and_threads(evaluate)
     evaluate.set_defaults(command=run_eval)
 
@@ -165,6 +178,14 @@ def run_eval(arguments: argparse.Namespace) -> int:
         raise RunError(f"{arguments.run} has no checkpoint yet")
     run = start(config)
     done = load_checkpoint(found[-1], run) if found else 0
+    beside = [o for o in ("source", "path", "split", "limit", "samples", "tokens") if getattr(arguments, o)]
+    if arguments.records:
+        from tangolite.lab.eval_source import eval_source
+
+        eval_source(run, arguments.records, **{o: getattr(arguments, o) for o in beside})
+        return 0
+    if beside:
+        raise RunError(f"--{' and --'.join(beside)} need --records FILE, where the answers are kept")
     print(f"after update {done}, {arguments.count} held-out problems:")
     for name, value in evaluate(run, arguments.count).items():
         print(f"{name:28s} {value:6.3f}  {METRICS.get(name, '')}")

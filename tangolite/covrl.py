@@ -13,21 +13,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tangolite.adapters import load_players
 from tangolite.advantages import outcome_advantage
 from tangolite.losses import covrl_loss, exact_composite_kl
-from tangolite.models import Policy, load_policy, sampling_mode
+from tangolite.models import Policy
+from tangolite.parallel import spread
 from tangolite.parsing import split_steps, thinking_end
 from tangolite.prompts import CHAT, TINY
 from tangolite.rewards import answer_reward
 from tangolite.rollouts import Rollouts, pad_left, pad_right
-from tangolite.sampling import sample
-from tangolite.tasks import Problem, problems, task_of
+from tangolite.sampling import logp_of, sample_shared
+from tangolite.sources import task_from
+from tangolite.tasks import Problem, problems
 from tangolite.updates import adamw, optimise, seeded, set_lr, shares_of
 
 
@@ -64,11 +67,21 @@ class CoVRLConfig:
     aggregate: str = "token"  # token | sequence | constant
     max_grad_norm: float = 1.0
     micro_batch: int = 128
+    sample_batch: int = 0  # prompts sampled at a time; 0: all
+    adapters: dict | None = (
+        None  # train LoRA adapters of the base: {rank: 16, scaling: 32}; null: all weights
+    )
+    quantize: str = "none"  # none | nf4 (4-bit base, with adapters)
+    dtype: str = "float32"  # of the weights, or of what 4-bit weights are computed in
+    device: str = "auto"
+    checkpointing: bool = False  # activations are computed again in the backward pass instead of kept
+    spread: bool = False  # weights, gradients and optimizer over all processes (FSDP2)
 
     def __post_init__(self) -> None:
         allowed = {"kl_gradient": ("both", "prior"), "kl_estimator": ("sampled", "exact"),
                    "prompts": ("tiny", "chat"), "lr_schedule": ("cosine", "constant"),
-                   "aggregate": ("token", "sequence", "constant"),
+                   "aggregate": ("token", "sequence", "constant"), "quantize": ("none", "nf4"),
+                   "dtype": ("float32", "bfloat16", "float16"),
                    "reward": ("mean_logp", "sum_logp", "mean_prob", "sum_prob", "prod_prob")}  # fmt: skip
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -105,6 +118,9 @@ class Traces:
             self.from_prior[index], self.valid[index], self.truncated[index],
         )  # fmt: skip
 
+    def to(self, device: torch.device) -> Traces:
+        return Traces(*(getattr(self, f.name).to(device) for f in fields(self)))
+
     def micro_batches(self, size: int) -> list[Traces]:
         return [self.rows(slice(i, i + size)) for i in range(0, len(self), size)]
 
@@ -116,9 +132,10 @@ class CoVRL:
     """The state of a run: one policy and its optimizer."""
 
     def __init__(self, config: CoVRLConfig, policy: Policy | None = None) -> None:
-        self.config, self.task = config, task_of(config.task)
-        self.prompts = CHAT if config.prompts == "chat" else TINY
-        self.policy = policy or load_policy(config.policy)
+        self.config, self.prompts = config, CHAT if config.prompts == "chat" else TINY
+        self.task = task_from(config.task, self.prompts, part="prior", read=written_answer)
+        self.policy = policy or load_players({"policy": config.policy}, config, config.seed)["policy"]
+        self.policy = spread(self.policy) if config.spread else self.policy
         self.optimizer = adamw(self.policy, config.lr)
 
     def update(self, number: int) -> dict[str, float]:
@@ -140,7 +157,7 @@ def covrl_update(run: CoVRL, number: int) -> dict[str, float]:
     traces, texts = sample_traces(
         run.policy, run.prompts, repeated, config, seeded(config.seed, "traces", number)
     )
-    reward = reward_of(run.policy, traces, config.reward)
+    reward = reward_of(run.policy, traces, config.reward, config.micro_batch)
     group = torch.arange(len(repeated)) // config.traces
     advantage = outcome_advantage(reward, group, traces.prior.mask, scale=config.scale_advantage)
     losses = learn(run, traces.with_advantage(advantage), number)
@@ -158,8 +175,10 @@ def sample_traces(
     prior = [prompts.encode(policy.tokenizer, prompts.prior(p.question)) for p in asked]
     posterior = [prompts.encode(policy.tokenizer, prompts.posterior(p.question, p.shown)) for p in asked]
     used = [p if first else q for p, q, first in zip(prior, posterior, from_prior, strict=True)]
-    sampled = sample(policy, used, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
-                     generator=generator)  # fmt: skip
+    sampled = sample_shared(
+        policy, used, chunk=config.sample_batch, max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature, generator=generator,
+    )  # fmt: skip
     ids = [sampled.tokens(row) for row in range(len(asked))]
     ends = [thinking_end(row, policy.tokenizer) for row in ids]
     cut = [row if end is None else row[: end + 1] for row, end in zip(ids, ends, strict=True)]
@@ -205,10 +224,9 @@ def answer_tokens(policy: Policy, reference: str) -> tuple[list[int], list[int],
     return ids[:first], ids[first:last], own[first:last]
 
 
-def reward_of(policy: Policy, traces: Traces, recipe: str) -> Float[Tensor, " B"]:
+def reward_of(policy: Policy, traces: Traces, recipe: str, rows: int = 128) -> Float[Tensor, " B"]:
     """The likelihood of the reference answer after each trace, under the policy that sampled."""
-    with sampling_mode(policy.model):
-        return answer_reward(policy.logp(traces.answer), traces.answer_mask, recipe=recipe)
+    return answer_reward(logp_of(policy, traces.answer, 1.0, rows), traces.answer_mask, recipe=recipe)
 
 
 def learn(run: CoVRL, traces: Traces, number: int) -> dict[str, float]:
@@ -219,6 +237,7 @@ def learn(run: CoVRL, traces: Traces, number: int) -> dict[str, float]:
     parts = traces.micro_batches(config.micro_batch)
 
     def loss_of(part: Traces):
+        part = part.to(policy.device)
         prior_only = config.alpha == 1
         logp_p = policy.logp(part.prior, temperature=config.temperature)
         logp_q = None if prior_only else policy.logp(part.posterior, temperature=config.temperature)

@@ -7,11 +7,13 @@ A `Policy` is a model, its tokenizer and the ids that end a completion.  Its one
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -87,6 +89,9 @@ def tiny_model(
         return Qwen2ForCausalLM(config).eval()
 
 
+BASE = ""  # in the place of an adapter's name: the shared model with its adapters off
+
+
 @dataclass
 class Policy:
     """A causal LM, its tokenizer and the ids that end a completion."""
@@ -95,7 +100,11 @@ class Policy:
     tokenizer: object
     eos_ids: tuple[int, ...]
     pad_id: int
-    adapter: str | None = None  # of a base that several policies share; None: the model is this policy's own
+    adapter: str | None = None  # of a base that several policies share; BASE: none of them; None: no adapters
+    frozen: bool = False
+    name: str = ""  # what the model was loaded from, for the files of its adapters
+    gate: nn.Module | None = None  # the root of weights that are spread over processes (see `parallel`)
+    checkpointing: bool = False  # make activations again in the backward pass instead of keeping them
     sampler: Callable | None = None  # another way to sample than this model's own (see `sampling.sample`)
     _shape: tuple[float | None, float] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -112,17 +121,59 @@ class Policy:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def parameters(self) -> list[nn.Parameter]:
-        """What an optimizer may change; raises ValueError when there is nothing."""
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """What an optimizer may change: the adapter's own, by its name, whichever adapter is active now.
+
+        Raises ValueError when there is nothing.
+        """
+        every = self.model.named_parameters()
+        if self.adapter is None:
+            trainable = {name: p for name, p in every if p.requires_grad}
+        else:
+            trainable = {n: p for n, p in every if "lora_" in n and f".{self.adapter}." in n}
         if not trainable:
             raise ValueError("this policy has no trainable parameters: nothing would be learned")
         return trainable
 
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.named_parameters().values())
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, a forward of the model is this policy's: its adapter, or none, is the one that counts.
+
+        The adapter stays active afterwards: a backward pass must find it as the forward left it.
+        """
+        if self.adapter is None:
+            yield
+        elif self.adapter == BASE:
+            with self.model.disable_adapter():
+                yield
+        else:
+            self.model.set_adapter(self.adapter, inference_mode=self.frozen)
+            yield
+
     def frozen_copy(self) -> Policy:
-        """An independent copy that never trains: the reference of a KL penalty."""
-        model = copy.deepcopy(self.model).eval().requires_grad_(False)
-        return Policy(model, self.tokenizer, self.eos_ids, self.pad_id)
+        """An independent copy that never trains: the reference of a KL penalty.
+
+        Of an adapter, a frozen twin on the same base; an adapter that is still zero is the base itself.
+        """
+        if self.adapter is None:
+            model = copy.deepcopy(self.model).eval().requires_grad_(False)
+            return Policy(model, self.tokenizer, self.eos_ids, self.pad_id, frozen=True)
+        if self.adapter == BASE or not any(
+            p.any() for n, p in self.named_parameters().items() if "lora_B" in n
+        ):
+            return replace(self, adapter=BASE, frozen=True, sampler=None)
+        twin = f"{self.adapter}_start"
+        if twin not in self.model.peft_config:
+            self.model.add_adapter(twin, copy.deepcopy(self.model.peft_config[self.adapter]))
+        copied = replace(self, adapter=twin, frozen=True, sampler=None)
+        with torch.no_grad():
+            for mine, theirs in zip(copied.parameters(), self.parameters(), strict=True):
+                mine.copy_(theirs)
+                mine.requires_grad_(False)
+        return copied
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -135,23 +186,28 @@ class Policy:
         return self.tokenizer.decode(ids[:last], skip_special_tokens=False)
 
     def hidden(self, rollouts: Rollouts) -> Float[Tensor, "B T D"]:
-        """The states that predict each completion token."""
+        """The states that predict each completion token, on the model's device."""
+        rollouts, backbone = rollouts.to(self.device), self.model.get_decoder()
         ids = torch.cat([rollouts.prompt_ids, rollouts.completion_ids], dim=1)
         prompt = rollouts.prompt_ids.shape[1]
-        backbone = self.model.get_decoder()
         padding = prompt - rollouts.prompt_length
-        if bool((padding == 0).all()):  # right padding cannot be seen by causal attention
-            out = backbone(input_ids=ids, use_cache=False)
-        else:
+        given = {}
+        if bool((padding > 0).any()):  # right padding cannot be seen by causal attention
             position = (torch.arange(ids.shape[1], device=ids.device)[None] - padding[:, None]).clamp(min=0)
-            seen = ~length_mask(padding, ids.shape[1])
-            out = backbone(input_ids=ids, attention_mask=seen.long(), position_ids=position, use_cache=False)
+            given = {"attention_mask": (~length_mask(padding, ids.shape[1])).long(), "position_ids": position}
+        with recomputed(self.model) if self.checkpointing and torch.is_grad_enabled() else nullcontext():
+            out = backbone(input_ids=ids, use_cache=False, **given)
         return out.last_hidden_state[:, prompt - 1 : -1]
 
     def logp(
         self, rollouts: Rollouts, *, temperature: float = 1.0, return_entropy: bool = False
     ) -> Float[Tensor, "B T"] | tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Log-probs of the completion tokens under the tempered policy, and the entropies if asked."""
+        compute = self._logp if self.gate is None else partial(self.gate, self._logp)
+        with self.active():
+            return compute(rollouts.to(self.device), temperature, return_entropy)
+
+    def _logp(self, rollouts: Rollouts, temperature: float, return_entropy: bool):
         head, (softcap, scale) = self.head()
         return linear_logprob(
             self.hidden(rollouts), head.weight, rollouts.completion_ids, bias=head.bias, softcap=softcap,
@@ -160,8 +216,10 @@ class Policy:
 
     def all_logp(self, rollouts: Rollouts, *, temperature: float = 1.0) -> Float[Tensor, "B T V"]:
         """Log-probs of every word at every completion position: for small vocabularies only."""
-        head, (softcap, scale) = self.head()
-        logits = plain_logits(self.hidden(rollouts), head.weight, head.bias, scale / temperature, softcap)
+        with self.active():
+            head, (softcap, scale) = self.head()
+            hidden = self.hidden(rollouts)
+        logits = plain_logits(hidden, head.weight, head.bias, scale / temperature, softcap)
         return torch.log_softmax(logits, dim=-1)
 
     def head(self) -> tuple[nn.Linear, tuple[float | None, float]]:
@@ -214,10 +272,36 @@ def shape_of_logits(model: nn.Module, head: nn.Linear) -> tuple[float | None, fl
 
 
 def trainable_copy(policy: Policy) -> Policy:
-    """An independent copy that learns on its own."""
+    """An independent copy that learns on its own; ValueError for an adapter, which shares its base."""
+    if policy.adapter is not None:
+        raise ValueError(
+            f"{policy.adapter!r} is an adapter: attach another one to the base instead of a copy"
+        )
     copied = policy.frozen_copy()
     copied.model.requires_grad_(True)
+    copied.frozen = False
     return copied
+
+
+@contextmanager
+def recomputed(model: nn.Module) -> Iterator[None]:
+    """Each layer of a forward inside keeps its input alone, and is computed again in the backward pass.
+
+    The library does that for layers in training mode.  Only the layers are put into it, not what is inside
+    them, so that dropout stays off: the policy that is trained is the one that sampled.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not all(layer.gradient_checkpointing for layer in layers):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 @contextmanager
@@ -237,22 +321,59 @@ def tiny_policy(seed: int = 0, **sizes: int) -> Policy:
     return Policy.of(tiny_model(seed, **sizes), tiny_tokenizer())
 
 
-def load_policy(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Policy:
+def load_policy(
+    name_or_folder: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    nf4: bool = False,
+) -> Policy:
     """A built-in model by name (a folder of ``tangolite/weights``), or any causal LM by name or folder.
 
-    Weights are read from safetensors only.  Raises OSError, with the library's reason, for a name or
-    folder that holds no model.
+    Weights are read from safetensors only, with ``nf4`` into 4 bits, computed with in ``dtype``.  Raises
+    OSError, with the library's reason, for a name or folder that holds no model.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     source = _source(name_or_folder)
+    options = {"quantization_config": four_bits(dtype), "device_map": {"": str(device)}} if nf4 else {}
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
-        return Policy.of(model.eval(), load_tokenizer(source))
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
+        model = one_way_of_computing(model.eval()) if nf4 else model.eval().to(device)
+        policy = Policy.of(model, load_tokenizer(source))
+        return replace(policy, name=str(name_or_folder))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # the library raises many kinds, and its words say little of what was asked
         raise _no_model(name_or_folder, " ".join(str(error).split())) from error
+
+
+def four_bits(dtype: torch.dtype):
+    """NF4 with its scales quantised too (QLoRA, arXiv 2305.14314); raises OSError without bitsandbytes."""
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise OSError("4-bit weights need the package bitsandbytes: pip install bitsandbytes")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def one_way_of_computing(model: nn.Module) -> nn.Module:
+    """Keeps bitsandbytes (0.50) from repacking 4-bit layers on CPUs with bfloat16 at the first sample.
+
+    The repacked layers compute in bfloat16, so the policy that samples would not be the one that is trained
+    (log-probs 0.15 apart), and they pass no gradient on.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
 
 
 def built_in() -> list[str]:
@@ -278,7 +399,7 @@ def _no_model(name_or_folder: str | Path, reason: str) -> OSError:
     )
 
 
-def load_tokenizer(source: str | Path):
+def load_tokenizer(source: str | Path, **options):
     """The tokenizer of a model, as its own files describe it.
 
     `AutoTokenizer` (5.24) goes by the model's type: for a folder with a Qwen2 model it puts Qwen's own
@@ -291,7 +412,7 @@ def load_tokenizer(source: str | Path):
     settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if settings.get("tokenizer_class") in generic:
         return PreTrainedTokenizerFast.from_pretrained(source)
-    return AutoTokenizer.from_pretrained(source)
+    return AutoTokenizer.from_pretrained(source, **options)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -24,7 +24,10 @@ POSITIVE = {
     *("updates", "checkpoint_every", "questions", "group", "traces", "verifications", "max_new_tokens"),
     *("verifier_max_new_tokens", "micro_batch", "temperature", "max_grad_norm"),
 }
-FILE_KEYS = ("file", "question", "answer")  # of a task that is read from a file
+OWN_TASK = {  # what may stand beside the setting that takes the place of a built-in task
+    "file": ("file", "question", "answer"),
+    "source": ("source", "path", "split", "limit"),
+}
 
 Config = TangoConfig | CoVRLConfig
 
@@ -41,7 +44,8 @@ def recipe_names() -> list[str]:
 def load_recipe(name_or_file: str | Path, changes: Sequence[str] = ()) -> Config:
     """A recipe by name or YAML file, with ``key=value`` changes (``task.steps=4`` reaches inside).
 
-    ``task.file=FILE`` replaces a built-in task, for the verifier too unless it is given one of its own.
+    ``task.file=FILE`` or ``task.source=NAME`` replaces a built-in task, for the verifier too unless it is
+    given one of its own.
     Raises RunError for an unknown recipe, key or value, naming what is known.
     """
     path = Path(name_or_file)
@@ -54,7 +58,7 @@ def load_recipe(name_or_file: str | Path, changes: Sequence[str] = ()) -> Config
     for change in changes:
         _apply(settings, change)
     keys = [change.partition("=")[0].strip() for change in changes]
-    if "task.file" in keys and not any(key.startswith("verifier_task") for key in keys):
+    if {"task.file", "task.source"} & set(keys) and not any(key.startswith("verifier_task") for key in keys):
         settings |= {"verifier_task": None} if "verifier_task" in settings else {}
     return config_of(settings, str(name_or_file))
 
@@ -95,8 +99,8 @@ def _apply(settings: dict, change: str) -> None:
         inner = dict(inner or {})
         settings[name] = inner
         settings = inner
-    if outer and last == "file":  # a task of one's own: what described the built-in one goes
-        for name in set(settings) - set(FILE_KEYS):
+    if outer and last in OWN_TASK:  # a task of one's own: what described the built-in one goes
+        for name in set(settings) - set(OWN_TASK[last]):
             del settings[name]
     settings[last] = value
 

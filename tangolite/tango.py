@@ -18,10 +18,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tangolite.adapters import load_players
 from tangolite.advantages import alpha_at, mix_advantages, outcome_advantage, step_advantage
 from tangolite.grading import answers_match
 from tangolite.losses import tango_loss
-from tangolite.models import Policy, load_policy
+from tangolite.models import Policy
+from tangolite.parallel import spread
 from tangolite.parsing import (
     Verification,
     extract_answer,
@@ -34,8 +36,9 @@ from tangolite.parsing import (
 from tangolite.prompts import CHAT, TINY
 from tangolite.rewards import ClassWeights, step_rewards, verifier_reward
 from tangolite.rollouts import Rollouts
-from tangolite.sampling import sample
-from tangolite.tasks import Problem, problems, task_of
+from tangolite.sampling import sample_shared
+from tangolite.sources import task_from
+from tangolite.tasks import Problem, problems
 from tangolite.updates import adamw, optimise, seeded, set_lr, shares_of
 
 
@@ -84,6 +87,15 @@ class TangoConfig:
     mask_truncated: bool = False
     max_grad_norm: float = 1.0
     micro_batch: int = 128
+    sample_batch: int = 0  # prompts sampled at a time; 0: all
+    adapters: dict | None = (
+        None  # train LoRA adapters of one base: {rank: 16, scaling: 32}; null: all weights
+    )
+    quantize: str = "none"  # none | nf4 (4-bit base, with adapters)
+    dtype: str = "float32"  # of the weights, or of what 4-bit weights are computed in
+    device: str = "auto"
+    checkpointing: bool = False  # activations are computed again in the backward pass instead of kept
+    spread: bool = False  # weights, gradients and optimizer over all processes (FSDP2)
 
     def __post_init__(self) -> None:
         allowed = {
@@ -95,6 +107,8 @@ class TangoConfig:
             "class_weights": ("sqrt_inverse", "inverse", "none"),
             "kl_kind": ("k1", "k2", "k3", "abs"),
             "aggregate": ("token", "sequence", "constant"),
+            "quantize": ("none", "nf4"),
+            "dtype": ("float32", "bfloat16", "float16"),
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -132,8 +146,9 @@ class Solution(NamedTuple):
 class Player:
     """A policy that learns, the frozen policy that it started as, and its optimizer."""
 
-    def __init__(self, policy: Policy, lr: float) -> None:
-        self.policy, self.reference = policy, policy.frozen_copy()
+    def __init__(self, policy: Policy, lr: float, spread_out: bool = False) -> None:
+        reference = policy.frozen_copy()
+        self.policy, self.reference = (spread(p) if spread_out else p for p in (policy, reference))
         self.optimizer = adamw(policy, lr)
 
 
@@ -143,11 +158,15 @@ class Tango:
     def __init__(self, config: TangoConfig, generator: Policy | None = None, verifier: Policy | None = None):
         self.config = config
         self.prompts = CHAT if config.prompts == "chat" else TINY
-        self.task, self.verifier_task = task_of(config.task), task_of(config.verifier_task or config.task)
-        self.players = {
-            "generator": Player(generator or load_policy(config.generator), config.lr),
-            "verifier": Player(verifier or load_policy(config.verifier), config.verifier_lr),
-        }
+        self.task = task_from(config.task, self.prompts)
+        self.verifier_task = (
+            task_from(config.verifier_task, self.prompts) if config.verifier_task else self.task
+        )
+        policies = {"generator": generator, "verifier": verifier}
+        missing = {name: getattr(config, name) for name, policy in policies.items() if policy is None}
+        policies |= load_players(missing, config, config.seed)
+        lrs = {"generator": config.lr, "verifier": config.verifier_lr}
+        self.players = {name: Player(p, lrs[name], config.spread) for name, p in policies.items()}
         self.class_weights = ClassWeights(method=config.class_weights)
 
     @property
@@ -225,8 +244,10 @@ def solve(
     """``n`` solutions of each problem, by the generator unless told: (rollouts, what was read from them)."""
     config, policy = run.config, policy or run.generator
     prompts = [run.prompts.encode(policy.tokenizer, run.prompts.generator(p.question)) for p in asked]
-    rollouts = sample(policy, prompts, n=n, max_new_tokens=config.max_new_tokens, generator=random,
-                      temperature=config.temperature if temperature is None else temperature)  # fmt: skip
+    rollouts = sample_shared(
+        policy, prompts, n=n, chunk=config.sample_batch, max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature if temperature is None else temperature, generator=random,
+    )  # fmt: skip
     repeated = [p for p in asked for _ in range(n)]
     read = [read_solution(policy, rollouts.tokens(row), problem) for row, problem in enumerate(repeated)]
     return rollouts, read
@@ -247,8 +268,10 @@ def verify(run: Tango, solutions: Sequence[Solution], n: int, random: torch.Gene
     config, policy = run.config, run.verifier
     asked = [run.prompts.verifier(s.problem.question, s.text, len(s.steps)) for s in solutions]
     prompts = [run.prompts.encode(policy.tokenizer, text) for text in asked]
-    rollouts = sample(policy, prompts, n=n, max_new_tokens=config.verifier_max_new_tokens, generator=random,
-                      temperature=config.temperature if temperature is None else temperature)  # fmt: skip
+    rollouts = sample_shared(
+        policy, prompts, n=n, chunk=config.sample_batch, max_new_tokens=config.verifier_max_new_tokens,
+        temperature=config.temperature if temperature is None else temperature, generator=random,
+    )  # fmt: skip
     counts = [len(s.steps) for s in solutions for _ in range(n)]
     read = [parse_verification(t, k) for t, k in zip(texts(policy, rollouts), counts, strict=True)]
     return rollouts, read
@@ -321,6 +344,7 @@ def learn(run: Tango, player: str, rollouts: Rollouts, done: int) -> dict[str, f
     parts = trained.micro_batches(config.micro_batch)
 
     def loss_of(part: Rollouts):
+        part = part.to(me.policy.device)
         with torch.no_grad():
             ref_logp = me.reference.logp(part, temperature=config.temperature)
         logp, entropy = me.policy.logp(part, temperature=config.temperature, return_entropy=True)

@@ -12,7 +12,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 Fact = tuple  # what one step has to know, e.g. (17, "+", 5) or ("tree",)
@@ -212,6 +212,62 @@ class LastLetters:
         return right + [False] * (len(steps) - len(right))
 
 
+GAINS = ("buys {} more", "finds {} more", "gets {} more from a friend")
+LOSSES = ("gives {} away", "loses {}", "sells {}")
+NAMES, THINGS = ("Mia", "Tom", "Ada", "Sam"), ("apples", "stamps", "marbles", "books", "shells")
+
+
+@dataclass(frozen=True)
+class Stories:
+    """Word problems as in a grade-school set, for models that read English: a chain of plus and minus, told.
+
+    A step writes `12+5=17`, as in `ChainArithmetic`, and its truth is known in the same way.
+    """
+
+    steps: int | tuple[int, ...] = 3
+
+    @property
+    def chain(self) -> ChainArithmetic:
+        return ChainArithmetic(modulus=100, steps=self.steps, operands=(2, 9), first=(20, 60))
+
+    def problem(self, rng: random.Random) -> Problem:
+        plain, name, thing = self.chain.problem(rng), rng.choice(NAMES), rng.choice(THINGS)
+        if max(map(int, plain.shown.split())) > 90:  # the chain has come round to 99 from below
+            return self.problem(rng)
+        first, *operations = re.findall(r"[+-]?\d+", plain.question)
+        told = [rng.choice(GAINS if op[0] == "+" else LOSSES).format(op[1:]) for op in operations]
+        told = [f"Then {name} {what}." for what in told]
+        question = f"{name} has {first} {thing}. {' '.join(told)} How many {thing} does {name} have now?"
+        return Problem(question, plain.answer, plain.shown)
+
+    def plain(self, problem: Problem) -> Problem:
+        """The chain that a story tells."""
+        told = re.findall(r"Then \w+ (\w+) (\d+)", problem.question)
+        signs = [("-" if what in ("gives", "loses", "sells") else "+") + number for what, number in told]
+        return replace(problem, question=re.search(r"\d+", problem.question)[0] + "".join(signs))
+
+    def truth(self, fact: Fact) -> str:
+        return self.chain.truth(fact)
+
+    def solve(self, problem: Problem, teacher: Teacher | None = None) -> tuple[list[str], str]:
+        return self.chain.solve(self.plain(problem), teacher)
+
+    def flawed(self, problem: Problem, rng: random.Random, rate: float) -> tuple[list[str], str]:
+        return self.chain.flawed(self.plain(problem), rng, rate)
+
+    def follows(self, steps: Sequence[str], answer: str) -> bool:
+        return self.chain.follows(steps, answer)
+
+    def recompute(self, problem: Problem, steps: Sequence[str]) -> list[tuple[str, str]]:
+        return self.chain.recompute(self.plain(problem), steps)
+
+    def restates(self, problem: Problem, steps: Sequence[str]) -> bool:
+        return self.chain.restates(self.plain(problem), steps)
+
+    def step_truth(self, problem: Problem, steps: Sequence[str]) -> list[bool]:
+        return self.chain.step_truth(self.plain(problem), [re.sub(r"\s+", "", step) for step in steps])
+
+
 @dataclass(frozen=True)
 class ProblemSet:
     """Problems of your own, drawn with replacement; the truth of their steps is not known."""
@@ -228,11 +284,11 @@ class ProblemSet:
         return None
 
 
-Task = ChainArithmetic | LastLetters | ProblemSet
+Task = ChainArithmetic | LastLetters | Stories | ProblemSet
 
 
 def task_of(settings: dict) -> Task:
-    """A task from the settings of a recipe: ``kind: chain | letters``, or ``file: problems.jsonl``."""
+    """A task from the settings of a recipe: ``kind: chain | letters | stories``, or ``file: x.jsonl``."""
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
     if "file" in settings:
         settings.pop("kind", None)  # a file stands in the place of any built-in task
@@ -240,7 +296,7 @@ def task_of(settings: dict) -> Task:
             raise ValueError(f"task.file takes question and answer beside it, not {', '.join(unknown)}")
         return ProblemSet(tuple(read_jsonl(settings.pop("file"), **settings)))
     kind = settings.pop("kind", None)
-    kinds = {"chain": ChainArithmetic, "letters": LastLetters}
+    kinds = {"chain": ChainArithmetic, "letters": LastLetters, "stories": Stories}
     if kind not in kinds:
         raise ValueError(f"task.kind must be one of {', '.join(kinds)} (or give task.file), got {kind!r}")
     known = [f.name for f in fields(kinds[kind])]

@@ -37,6 +37,7 @@ from tangolite.checkpoints import (
     writing,
 )
 from tangolite.covrl import CoVRL
+from tangolite.parallel import agreed, join_team, rank, wait_for_all
 from tangolite.rollouts import Rollouts
 from tangolite.settings import Config, RunError, load_recipe, plain
 from tangolite.tango import Tango
@@ -72,7 +73,9 @@ def train(
     a finished or unfinished one without ``resume``, and for a loss that is not finite.
     """
     out = Path(out)
+    join_team()
     _check_folder(out, config, resume)
+    wait_for_all()
     run = run or start(config)
     if run.config != config:
         raise RunError("the run given has another recipe than the one to train")
@@ -92,15 +95,17 @@ def train(
 
 def _loop(run: Run, out: Path, done: int, began_with: dict[str, str], callbacks: list[Callback]) -> None:
     every, total = run.config.checkpoint_every, run.config.updates
-    with Progress(total, done) as progress, Stop() as stop:
+    with Progress(total, done, silent=rank() > 0) as progress, Stop() as stop:
         while done < total:
             metrics = _one_update(run, done, out, callbacks)
             done += 1
-            append(out / "metrics.jsonl", {"update": done} | metrics)
-            append(out / "timing.jsonl", {"update": done, "seconds": progress.tick(done, metrics)})
-            if done % every == 0 or done == total or stop.asked:
+            seconds, asked = progress.tick(done, metrics), agreed(stop.asked)
+            if rank() == 0:
+                append(out / "metrics.jsonl", {"update": done} | metrics)
+                append(out / "timing.jsonl", {"update": done, "seconds": seconds})
+            if done % every == 0 or done == total or asked:
                 save_checkpoint(out, run, done, began_with)
-            if stop.asked and done < total:
+            if asked and done < total:
                 raise Interrupted(f"stopped after update {done}; {_how_to_go_on(out)}")
 
 
@@ -112,8 +117,9 @@ def _one_update(run: Run, done: int, out: Path, callbacks: list[Callback]) -> di
         return metrics
     except NonFiniteError as error:
         path = out / f"nonfinite-update-{done + 1:06d}.safetensors"
-        with writing(path):
-            save_file(_tensors(error.batch), path)
+        if rank() == 0:
+            with writing(path):
+                save_file(_tensors(error.batch), path)
         raise RunError(
             f"update {done + 1}: {error}. The weights were not changed, and the last checkpoint is kept. The "
             f"batch is in {path}: look at it, or start a new run with a lower learning rate (--set lr=...)"
@@ -156,12 +162,14 @@ class Stop:
 class Progress:
     """A bar with rate and time left on a terminal; a line now and then elsewhere."""
 
-    def __init__(self, total: int, done: int, every: float = 10.0) -> None:
+    def __init__(self, total: int, done: int, every: float = 10.0, silent: bool = False) -> None:
         from tqdm import tqdm
 
         self.bar = tqdm(
-            total=total, initial=done, unit="update", disable=None, file=sys.stderr, dynamic_ncols=True
-        )
+            total=total, initial=done, unit="update", disable=silent or None, file=sys.stderr,
+            dynamic_ncols=True,
+        )  # fmt: skip
+        self.silent = silent
         self.total, self.first, self.every, self.began = total, done, every, time.monotonic()
         self.last = self.spoken = self.began
 
@@ -178,7 +186,7 @@ class Progress:
         shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in SHOWN if name in metrics)
         self.bar.set_postfix_str(shown, refresh=False)
         self.bar.update(1)
-        if self.bar.disable and (now - self.spoken > self.every or done == self.total):
+        if self.bar.disable and not self.silent and (now - self.spoken > self.every or done == self.total):
             self.spoken, rate = now, (now - self.began) / (done - self.first)
             left = (self.total - done) * rate
             line = f"update {done}/{self.total}, {rate:.2f} s each, {left:.0f} s left, {shown}"
@@ -211,7 +219,7 @@ def _check_folder(out: Path, config: Config, resume: bool) -> None:
 def _write_recipe(out: Path, config: Config) -> None:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    if not (out / "recipe.yaml").exists():
+    if rank() == 0 and not (out / "recipe.yaml").exists():
         replace_text(out / "recipe.yaml", yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
 
 
@@ -220,10 +228,12 @@ def _resume(out: Path, run: Run) -> int:
     found = checkpoints(out)
     done = load_checkpoint(found[-1], run) if found else 0
     say = f"going on after update {done}" if found else "no checkpoint yet: beginning with update 1"
-    print(f"{out}: {say}", file=sys.stderr)
-    remove_leftovers(out)
-    prune(out)  # a kill may have come between a new checkpoint and the removal of the oldest
-    cut_logs(out, done)
+    wait_for_all()
+    if rank() == 0:
+        print(f"{out}: {say}", file=sys.stderr)
+        remove_leftovers(out)
+        prune(out)  # a kill may have come between a new checkpoint and the removal of the oldest
+        cut_logs(out, done)
     return done
 
 

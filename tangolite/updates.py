@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tangolite.models import Policy
+from tangolite.parallel import add_up, add_up_gradients, my_parts, whole
 from tangolite.rollouts import Rollouts
 
 
@@ -66,14 +67,16 @@ def optimise(
     optimizer.zero_grad(set_to_none=True)
     totals: dict[str, float] = {}
     policy.model.eval()  # no dropout: before an update the ratio to the policy that sampled is exactly 1
-    for part, share in zip(parts, shares, strict=True):
+    for part, share in my_parts(policy, parts, shares):
         loss = loss_of(part)
-        if not torch.isfinite(loss.loss):
-            raise NonFiniteError(f"the loss is {loss.loss.item()}", batch)
         (loss.loss * share).backward()
         for name, value in loss._asdict().items():
             totals[name] = totals.get(name, 0.0) + float(value.detach()) * share
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+    totals = add_up(totals)
+    if not math.isfinite(totals["loss"]):
+        raise NonFiniteError(f"the loss is {totals['loss']}", batch)
+    add_up_gradients(policy)
+    norm = whole(torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm))
     if not torch.isfinite(norm):
         raise NonFiniteError(f"the norm of the gradient is {norm.item()}", batch)
     optimizer.step()

@@ -23,7 +23,7 @@ import torch
 
 from tangolite.losses import aggregate
 from tangolite.models import Policy
-from tangolite.prompts import TINY, solution_text, verification_text
+from tangolite.prompts import TINY, Prompts, solution_text, verification_text
 from tangolite.rollouts import Rollouts, pad_left, pad_right
 from tangolite.tasks import ChainArithmetic, Fact, Problem, Task, Teacher, misconceptions
 
@@ -80,12 +80,16 @@ def finish(policy: Policy, text: str) -> list[int]:
 
 
 def solution_example(
-    policy: Policy, task: Task, rng: random.Random, teacher: Teacher | None = None
+    policy: Policy,
+    task: Task,
+    rng: random.Random,
+    teacher: Teacher | None = None,
+    prompts: Prompts = TINY,
 ) -> Example:
     """A question and the solution of somebody with these beliefs (the truth unless told)."""
     problem = task.problem(rng)
     text = solution_text(*task.solve(problem, teacher))
-    return policy.encode(TINY.generator(problem.question)), finish(policy, text)
+    return prompts.encode(policy.tokenizer, prompts.generator(problem.question)), finish(policy, text)
 
 
 def written_verification(
@@ -96,7 +100,9 @@ def written_verification(
     return verification_text(analyses, list(verdicts), final)
 
 
-def verification_example(policy: Policy, task: Task, rng: random.Random, *, flip: float = 0.0) -> Example:
+def verification_example(
+    policy: Policy, task: Task, rng: random.Random, *, flip: float = 0.0, prompts: Prompts = TINY
+) -> Example:
     """A flawed solution and its verification; each step's verdict is turned round at the rate ``flip``.
 
     The final judgement follows from what was judged: CORRECT when every step was judged so and the answer
@@ -106,9 +112,9 @@ def verification_example(policy: Policy, task: Task, rng: random.Random, *, flip
     steps, answer = task.flawed(problem, rng, rng.choice([0.0, 0.0, 0.1, 0.3, 0.5]))
     judged = [verdict != (rng.random() < flip) for verdict in task.step_truth(problem, steps)]
     final = all(judged) and task.follows(steps, answer)
-    prompt = TINY.verifier(problem.question, solution_text(steps, answer), len(steps))
+    prompt = prompts.verifier(problem.question, solution_text(steps, answer), len(steps))
     text = written_verification(task, problem, steps, judged, final)
-    return policy.encode(prompt), finish(policy, text)
+    return prompts.encode(policy.tokenizer, prompt), finish(policy, text)
 
 
 def trace_example(policy: Policy, task: Task, rng: random.Random, guessed: set[Fact], slip: float) -> Example:

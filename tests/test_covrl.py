@@ -72,7 +72,7 @@ def written(question: str, rng: random.Random) -> tuple[str, bool]:
     return f"<think>{body}</think><answer>{answer}</answer>", False
 
 
-def scripted_sample(policy, prompts, *, max_new_tokens, temperature, generator) -> Rollouts:
+def scripted_sample(policy, prompts, *, max_new_tokens, temperature, generator, chunk=0) -> Rollouts:
     rng = random.Random(int(torch.randint(2**31, (), generator=generator)))
     questions = [policy.decode(list(p)).partition("|>")[2].partition("<|end|>")[0] for p in prompts]
     texts = [written(question, rng) for question in questions]
@@ -87,7 +87,7 @@ def scripted_sample(policy, prompts, *, max_new_tokens, temperature, generator) 
 
 @pytest.fixture
 def scripted(monkeypatch):
-    monkeypatch.setattr(covrl, "sample", scripted_sample)
+    monkeypatch.setattr(covrl, "sample_shared", scripted_sample)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_each_template_really_samples_its_own_traces(monkeypatch):
         asked_of.extend(list(p) for p in prompts)
         return scripted_sample(policy, prompts, **settings)
 
-    monkeypatch.setattr(covrl, "sample", recording)
+    monkeypatch.setattr(covrl, "sample_shared", recording)
     traces, _, _ = drawn(small_policy())
     for row, prompt in enumerate(asked_of):
         assert prompt == prompt_of(traces.prior if traces.from_prior[row] else traces.posterior, row)
@@ -233,7 +233,7 @@ def test_a_token_across_the_boundary_belongs_to_the_answer():
 def test_with_merged_tokens_a_trace_ends_with_the_token_that_completes_its_closing_tag(monkeypatch):
     policy = Policy(tiny_model(0, width=16, layers=1, heads=2, vocab_size=300), byte_level(), (0,), 0)
     monkeypatch.setitem(globals(), "written", lambda *_: ("<think>pass\n</think>\n<answer>2</answer>", False))
-    monkeypatch.setattr(covrl, "sample", scripted_sample)
+    monkeypatch.setattr(covrl, "sample_shared", scripted_sample)
     traces, texts, _ = drawn(policy, 4)
     last = policy.tokenizer.decode(traces.prior.tokens(0)[-1:])
     assert last.endswith("</think>\n") and policy.decode(traces.prior.tokens(0)[:-1]).find("</think>") < 0

@@ -65,8 +65,8 @@ def killing_rmtree(path, **kwargs):
         die()
     rmtree(path, **kwargs)
 
-def killing_save_policy(policy, folder):
-    save_policy(policy, folder)
+def killing_save_policy(*arguments):
+    save_policy(*arguments)
     if moment == "policies":
         die()
 

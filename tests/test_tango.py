@@ -65,7 +65,7 @@ def written(prompt: str, rng: random.Random) -> str:
     return written_verification(CHAIN, problem, steps, verdicts, rng.random() < 0.5)
 
 
-def scripted_sample(policy, prompts, *, n, max_new_tokens, temperature, generator) -> Rollouts:
+def scripted_sample(policy, prompts, *, n, max_new_tokens, temperature, generator, chunk=0) -> Rollouts:
     rng = random.Random(int(torch.randint(2**31, (), generator=generator)))
     rows = [prompt for prompt in prompts for _ in range(n)]
     texts = [written(policy.decode(list(prompt)), rng) for prompt in rows]
@@ -82,7 +82,7 @@ def scripted_sample(policy, prompts, *, n, max_new_tokens, temperature, generato
 
 @pytest.fixture
 def scripted(monkeypatch):
-    monkeypatch.setattr(tango, "sample", scripted_sample)
+    monkeypatch.setattr(tango, "sample_shared", scripted_sample)
 
 
 @pytest.fixture

@@ -73,8 +73,14 @@ def choose_backend(hidden: Tensor, weight: Tensor, asked: str = "auto") -> str:
     rows = hidden.numel() // max(hidden.shape[-1], 1)
     if rows * weight.shape[0] <= SMALL:
         return "reference"
-    wide = torch.float64 in (hidden.dtype, weight.dtype)
-    return "triton" if hidden.is_cuda and not wide and importlib.util.find_spec("triton") else "chunked"
+    return "triton" if hidden.is_cuda and _fits_triton(hidden, weight) else "chunked"
+
+
+def _fits_triton(hidden: Tensor, weight: Tensor) -> bool:
+    """Cards before Ampere have no fast path for these tiles: their registers would spill."""
+    if torch.float64 in (hidden.dtype, weight.dtype) or not importlib.util.find_spec("triton"):
+        return False
+    return torch.cuda.get_device_capability(hidden.device)[0] >= 8
 
 
 def _run(backend, hidden, weight, target, mask, bias, temperature, softcap, entropy):
@@ -99,7 +105,7 @@ def _check(hidden, weight, target, bias, mask) -> None:
             )
     if target.is_floating_point() or target.dtype == torch.bool:
         raise ValueError(f"target must hold token ids, got {target.dtype}")
-    sharded = hasattr(weight, "placements") or hasattr(weight, "ds_id") or weight.dim() == 1
+    sharded = any(hasattr(x, "placements") for x in (hidden, weight, bias)) or weight.dim() == 1
     if sharded or (weight.numel() == 0 and hidden.shape[-1] > 0):
         raise ValueError(
             f"weight {tuple(weight.shape)} ({type(weight).__name__}) is not the whole head: a shard of FSDP, "

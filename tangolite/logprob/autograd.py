@@ -83,8 +83,9 @@ def head_logp(
     check_targets(target, mask, weight.shape[0])
     module = backend_module(backend)
     rows = Rows(target.shape, None if mask is None else mask.nonzero(as_tuple=True))
+    bias = None if bias is None else bias.contiguous()
     head = Head(rows.pick(hidden).to(module.operand(hidden, weight)), weight, bias, scale, softcap)
-    tokens = rows.pick(target)
+    tokens = rows.pick(target).contiguous()
     with torch.autocast(hidden.device.type, enabled=False):  # which would round the logits to 16 bits
         parts = [
             module.statistics(head.rows(span), tokens[span], entropy, slice_width(weight))
@@ -125,14 +126,16 @@ def head_logp_gradient(
     live = live if mask is None else live & mask
     rows = Rows(target.shape, live.nonzero(as_tuple=True))
     grads = (None if grad is None else rows.pick(grad) for grad in (grad_logp, grad_entropy))
-    tokens, terms = rows.pick(target), row_terms(RowValues(*map(rows.pick, saved)), *grads, scale)
+    tokens = rows.pick(target).contiguous()
+    terms = row_terms(RowValues(*map(rows.pick, saved)), *grads, scale)
+    like, bias = bias, None if bias is None else bias.contiguous()
     head = Head(rows.pick(hidden).to(module.operand(hidden, weight)), weight, bias, scale, softcap)
 
     with torch.autocast(hidden.device.type, enabled=False), exact_sums(hidden):
         of_hidden, of_weight, of_bias = _products(module, head, tokens, terms, needed)
-    if needed[0]:
-        of_hidden = rows.put_back(of_hidden.to(hidden.dtype))
-    return of_hidden, of_weight, of_bias if bias is None else of_bias.to(bias.dtype)
+    of_hidden = rows.put_back(of_hidden.to(hidden.dtype)) if needed[0] else hidden.new_empty(0)
+    of_bias = of_bias if like is None else of_bias.to(like.dtype)
+    return of_hidden, of_weight if needed[1] else weight.new_empty(0), of_bias
 
 
 @head_logp_gradient.register_fake

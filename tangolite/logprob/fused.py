@@ -124,7 +124,7 @@ def bulk_tiles(gradient: bool, extras: bool) -> Tiles:
 def describable(x: Tensor) -> bool:
     """Whether the copy engine can read it: rows without gaps inside, each on an address divisible by 16."""
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
-    return x.stride(1) == 1 and aligned and x.numel() > 0
+    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and aligned and x.numel() > 0
 
 
 def operands(head: Head, tiles: Tiles, bulk: bool):

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tangolite.models import Policy, sampling_mode
-from tangolite.rollouts import Rollouts, length_mask, pad_left
+from tangolite.parallel import brought_together, processes, put_together, share_out
+from tangolite.rollouts import Rollouts, concatenate, length_mask, pad_left
 from tangolite.sampling.decoder import cached, choose, is_plain_qwen2
 from tangolite.sampling.generate import generate
 
-__all__ = ["choose", "sample", "sample_generate"]
+__all__ = ["choose", "logp_of", "sample", "sample_generate", "sample_shared"]
 
 
 def sample(
@@ -33,17 +35,23 @@ def sample(
 ) -> Rollouts:
     """``n`` completions of each prompt; row ``i`` answers prompt ``i // n`` and has group ``i // n``.
 
-    A policy with a ``sampler`` of its own (a vLLM server) samples there.  Temperature 0 decodes greedily.  Raises ValueError for an empty prompt or list of prompts.
+    A policy with a ``sampler`` of its own (a vLLM server) samples there.  Temperature 0 decodes greedily.
+    Raises ValueError for an empty prompt or list of prompts.
     """
     if policy.sampler is not None:
         return policy.sampler(
             policy, prompts, n=n, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator
         )
+    if not is_plain_qwen2(policy.model):
+        return sample_generate(
+            policy, prompts, n=n, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator
+        )
     ids, length = _padded(policy, prompts)
-    run = cached if is_plain_qwen2(policy.model) else generate
     with sampling_mode(policy.model):
-        tokens, logp = run(policy, ids, length, n, max_new_tokens, temperature, generator)
-    return _rollouts(policy, ids, length, n, tokens, logp)
+        tokens, logp = cached(policy, ids, length, n, max_new_tokens, temperature, generator)
+    rollouts = _rollouts(policy, ids, length, n, tokens)
+    logp = logp[:, : rollouts.mask.shape[1]].masked_fill(~rollouts.mask, 0.0)
+    return rollouts.with_(old_logp=logp)
 
 
 def sample_generate(
@@ -51,9 +59,47 @@ def sample_generate(
 ) -> Rollouts:
     """As `sample`, but always through transformers' `generate`."""
     ids, length = _padded(policy, prompts)
+    with sampling_mode(policy.model), policy.active():
+        tokens = generate(policy, ids, length, n, max_new_tokens, temperature, generator)
+    rollouts = _rollouts(policy, ids, length, n, tokens)
+    return rollouts.with_(old_logp=logp_of(policy, rollouts, temperature))
+
+
+def sample_shared(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    *,
+    n: int = 1,
+    chunk: int = 0,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    generator: torch.Generator,
+) -> Rollouts:
+    """As `sample`, ``chunk`` prompts at a time, the chunks shared out over the processes of a run.
+
+    Every chunk has a random generator of its own, so the completions do not depend on the number of
+    processes.  0 takes all prompts at once, or with several processes an equal share each.
+    """
+    settings = {"n": n, "max_new_tokens": max_new_tokens, "temperature": temperature}
+    if processes() == 1 and not 0 < chunk < len(prompts):
+        return sample(policy, prompts, generator=generator, **settings)
+    chunk = chunk or -(-len(prompts) // processes())
+    pieces = [prompts[i : i + chunk] for i in range(0, len(prompts), chunk)]
+    seeds = torch.randint(2**62, (len(pieces),), generator=generator).tolist()
+    with brought_together(policy):
+        mine = {
+            i: sample(policy, pieces[i], generator=torch.Generator().manual_seed(seeds[i]), **settings)
+            for i in share_out(len(pieces))
+        }
+    return concatenate(put_together(len(pieces), mine), policy.pad_id)
+
+
+def logp_of(policy: Policy, rollouts: Rollouts, temperature: float, rows: int = 16) -> Float[Tensor, "B T"]:
+    """Log-probs as training computes them, without gradients, some rows at a time."""
+    width = rollouts.completion_ids.shape[1]
     with sampling_mode(policy.model):
-        tokens, logp = generate(policy, ids, length, n, max_new_tokens, temperature, generator)
-    return _rollouts(policy, ids, length, n, tokens, logp)
+        parts = [policy.logp(part, temperature=temperature).cpu() for part in rollouts.micro_batches(rows)]
+    return torch.cat([F.pad(part, (0, width - part.shape[1])) for part in parts])
 
 
 def _padded(policy: Policy, prompts) -> tuple[Int[Tensor, "U P"], Int[Tensor, " U"]]:
@@ -62,7 +108,7 @@ def _padded(policy: Policy, prompts) -> tuple[Int[Tensor, "U P"], Int[Tensor, " 
     return pad_left(prompts, policy.pad_id)
 
 
-def _rollouts(policy, ids, prompt_length, n, tokens, logp) -> Rollouts:
+def _rollouts(policy, ids, prompt_length, n, tokens) -> Rollouts:
     eos = torch.isin(tokens, torch.tensor(policy.eos_ids))
     ended = eos.any(1)
     length = torch.where(ended, eos.int().argmax(1) + 1, tokens.shape[1])
@@ -75,5 +121,4 @@ def _rollouts(policy, ids, prompt_length, n, tokens, logp) -> Rollouts:
         length=length,
         terminated=ended,
         group=torch.arange(len(ids)).repeat_interleave(n, 0),
-        old_logp=logp[:, :width].masked_fill(~mask, 0.0),
     )
