@@ -37,7 +37,7 @@ from tangolite.checkpoints import (
     writing,
 )
 from tangolite.covrl import CoVRL
-from tangolite.parallel import agreed, join_team, rank, wait_for_all
+from tangolite.parallel import agreed, join_team, processes, rank, wait_for_all
 from tangolite.rollouts import Rollouts
 from tangolite.settings import Config, RunError, load_recipe, plain
 from tangolite.tango import Tango
@@ -80,6 +80,8 @@ def train(
     if run.config != config:
         raise RunError("the run given has another recipe than the one to train")
     began_with = origin(run)
+    if processes() > 1 and rank() == 0:
+        print(f"{processes()} processes work on this run", file=sys.stderr)
     if finished(out):
         return _finished(out, run)
     _write_recipe(out, config)

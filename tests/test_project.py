@@ -39,8 +39,8 @@ ORDER = (
 FRONT = ("__init__", "__main__", "cli", "doctor", "recipes", "lab")  # are imported by none of the order
 MAY_IMPORT_LAB = ("__main__", "cli", "lab")
 HEAVY = ("bitsandbytes", "vllm", "triton", "datasets", "peft", "sympy", "matplotlib")
-# Lines of code at most, without comments and docstrings, so that each part can be read alone.  What is in none
-# of the named parts carries them: models, sampling, several processes, recipes, checkpoints, the loop.
+# Lines of code at most, without comments and docstrings, so that each part can be read alone.  What is in
+# none of the named parts carries them: models, sampling, several processes, recipes, checkpoints, the loop.
 # _grading/, _sources/, the command line, doctor and lab/ stand beside the order.
 PARTS = {
     "the methods": (
