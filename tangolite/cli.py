@@ -52,7 +52,12 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--recipe", help="a name (tango-tiny, covrl-tiny, …) or a YAML file; not needed to resume"
     )
-    train.add_argument("--out", required=True, help="folder of the run")
+    train.add_argument("--out", help="folder of the run")
+    train.add_argument("--dry-run", action="store_true", help="only say what the recipe needs")
+    train.add_argument(
+        "--card", help="with --dry-run: the GPU to plan for (T4, RTX-4060, A100-80GB, H100, H200)"
+    )
+    train.add_argument("--processes", type=positive, default=1, help="with --dry-run: GPUs of the run")
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     _set_and_threads(train)
     train.set_defaults(command=run_train)
@@ -148,6 +153,10 @@ def run_train(arguments: argparse.Namespace) -> int:
     from tangolite.training import train
 
     torch.set_num_threads(arguments.threads)
+    if arguments.dry_run:
+        return run_dry(arguments)
+    if arguments.out is None:
+        raise RunError("give --out FOLDER, where the run is kept (or --dry-run, to see what it needs)")
     if arguments.recipe is None and not arguments.resume:
         raise RunError("give --recipe NAME to start a run, or --resume to go on with the one in --out")
     if arguments.recipe is not None:
@@ -156,6 +165,21 @@ def run_train(arguments: argparse.Namespace) -> int:
         config = recipe_of_run(arguments.out, arguments.set)
     train(config, arguments.out, resume=arguments.resume, callbacks=[held_out(config.eval_every)])
     print(f"done: {config.updates} updates; metrics, checkpoints and policies are in {arguments.out}")
+    return 0
+
+
+def run_dry(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from tangolite.lab.planner import CARDS, dry_run
+    from tangolite.settings import RunError, load_recipe
+
+    card = arguments.card or ("laptop" if not torch.cuda.is_available() else "A100-80GB")
+    if card not in CARDS:
+        raise RunError(f"--card {card} is not known: {', '.join(CARDS)}")
+    if arguments.recipe is None:
+        raise RunError("--dry-run needs --recipe NAME")
+    print(dry_run(load_recipe(arguments.recipe, arguments.set), card, arguments.processes))
     return 0
 
 

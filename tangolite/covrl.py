@@ -28,7 +28,7 @@ from tangolite.parsing import split_steps, thinking_end
 from tangolite.prompts import CHAT, TINY
 from tangolite.rewards import answer_reward
 from tangolite.rollouts import Rollouts, pad_left, pad_right
-from tangolite.sampling import logp_of, sample_shared
+from tangolite.sampling import keep_served, logp_of, sample_shared, served_by
 from tangolite.sources import task_from
 from tangolite.tasks import Problem, problems
 from tangolite.updates import adamw, optimise, seeded, set_lr, shares_of
@@ -76,6 +76,10 @@ class CoVRLConfig:
     device: str = "auto"
     checkpointing: bool = False  # activations are computed again in the backward pass instead of kept
     spread: bool = False  # weights, gradients and optimizer over all processes (FSDP2)
+    server: str = (
+        ""  # address of a vLLM server that samples, e.g. http://localhost:8000; empty: the model itself
+    )
+    server_folder: str = "served"  # where the server finds what is published to it
 
     def __post_init__(self) -> None:
         allowed = {"kl_gradient": ("both", "prior"), "kl_estimator": ("sampled", "exact"),
@@ -135,12 +139,13 @@ class CoVRL:
         self.config, self.prompts = config, CHAT if config.prompts == "chat" else TINY
         self.task = task_from(config.task, self.prompts, part="prior", read=written_answer)
         self.policy = policy or load_players({"policy": config.policy}, config, config.seed)["policy"]
-        self.policy = spread(self.policy) if config.spread else self.policy
+        self.policy = served_by(config, "policy", spread(self.policy) if config.spread else self.policy)
         self.optimizer = adamw(self.policy, config.lr)
 
     def update(self, number: int) -> dict[str, float]:
         """Update number ``number`` (from 0) of the run; returns its metrics (see `METRICS`)."""
-        return covrl_update(self, number)
+        keep_served(self.policy)
+        return covrl_update(self, number) | keep_served(self.policy, changed=True)
 
     def state_dict(self) -> dict:
         return {}
@@ -280,6 +285,7 @@ METRICS = {
     "clip_fraction": "Share of tokens at which the clipped branch was active.",
     "approx_kl": "Estimated KL between the density that sampled and the composite that was trained.",
     "grad_norm": "Norm of the gradient before clipping.",
+    "server_gap": "Mean distance in nats between a server's log-probs and the trainer's (with a server).",
     "lr": "Learning rate of this update.",
     "reward": "Mean reward of all traces, in the units of the recipe (mean log-prob unless told).",
     "reward_prior": "Mean reward of the traces that the prior wrote.",

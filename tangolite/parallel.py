@@ -142,13 +142,18 @@ def is_spread(policy: Policy) -> bool:
 
 
 def spread(policy: Policy) -> Policy:
-    """Every layer's weights, gradients and optimizer state over all processes, brought together when used."""
-    from torch.distributed.fsdp import fully_shard
+    """Every layer's weights, gradients and optimizer state over all processes, brought together when used.
 
+    On GPUs they compute in bfloat16, and stay float32 where they learn: steps of 1e-6 would be rounded away.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    settings = {"mp_policy": half} if policy.device.type == "cuda" else {}
     gate = Gate(policy.model)
     for layer in layers_of(policy.model):
-        fully_shard(layer)
-    fully_shard(gate)
+        fully_shard(layer, **settings)
+    fully_shard(gate, **settings)
     for module in spread_modules(gate):
         module.set_gradient_divide_factor(1.0)  # shares make the sum of the gradients the whole batch's
     gate(lambda: None)  # the first forward settles which module is the root

@@ -36,7 +36,7 @@ from tangolite.parsing import (
 from tangolite.prompts import CHAT, TINY
 from tangolite.rewards import ClassWeights, step_rewards, verifier_reward
 from tangolite.rollouts import Rollouts
-from tangolite.sampling import sample_shared
+from tangolite.sampling import keep_served, sample_shared, served_by
 from tangolite.sources import task_from
 from tangolite.tasks import Problem, problems
 from tangolite.updates import adamw, optimise, seeded, set_lr, shares_of
@@ -96,6 +96,10 @@ class TangoConfig:
     device: str = "auto"
     checkpointing: bool = False  # activations are computed again in the backward pass instead of kept
     spread: bool = False  # weights, gradients and optimizer over all processes (FSDP2)
+    server: str = (
+        ""  # address of a vLLM server that samples, e.g. http://localhost:8000; empty: the model itself
+    )
+    server_folder: str = "served"  # where the server finds what is published to it
 
     def __post_init__(self) -> None:
         allowed = {
@@ -165,6 +169,7 @@ class Tango:
         policies = {"generator": generator, "verifier": verifier}
         missing = {name: getattr(config, name) for name, policy in policies.items() if policy is None}
         policies |= load_players(missing, config, config.seed)
+        policies = {name: served_by(config, name, policy) for name, policy in policies.items()}
         lrs = {"generator": config.lr, "verifier": config.verifier_lr}
         self.players = {name: Player(p, lrs[name], config.spread) for name, p in policies.items()}
         self.class_weights = ClassWeights(method=config.class_weights)
@@ -180,6 +185,8 @@ class Tango:
     def update(self, number: int) -> dict[str, float]:
         """Update number ``number`` (from 0) of the run; returns its metrics (see `METRICS`)."""
         turn = self.config.turn(number)
+        for player in self.players.values():
+            keep_served(player.policy)
         metrics = (generator_update if turn == "generator" else verifier_update)(self, number)
         return {"turn": turn} | metrics
 
@@ -355,8 +362,9 @@ def learn(run: Tango, player: str, rollouts: Rollouts, done: int) -> dict[str, f
             constant_length=limit,
         )  # fmt: skip
 
-    return optimise(me.policy, me.optimizer, parts, shares_of(parts, config.aggregate), loss_of,
-                    max_grad_norm=config.max_grad_norm, batch={player: rollouts})  # fmt: skip
+    learned = optimise(me.policy, me.optimizer, parts, shares_of(parts, config.aggregate), loss_of,
+                       max_grad_norm=config.max_grad_norm, batch={player: rollouts})  # fmt: skip
+    return learned | keep_served(me.policy, changed=True)
 
 
 # --- what is measured -------------------------------------------------------------------------------
@@ -371,6 +379,7 @@ METRICS = {
     "clip_fraction": "Share of tokens at which the clipped branch was active.",
     "approx_kl": "Estimated KL between the policy that sampled and the one that was trained.",
     "grad_norm": "Norm of the gradient before clipping.",
+    "server_gap": "Mean distance in nats between a server's log-probs and the trainer's (with a server).",
     "reward": "Mean reward of the batch: for the generator the share of right answers, for the verifier "
     "1.0 * [final judgement right] + 0.8 * format.",
     "length": "Mean tokens of a completion, the end of sequence included.",

@@ -131,7 +131,7 @@ def test_train_wants_a_recipe(tmp_path, capsys) -> None:
 
 
 def test_an_unknown_recipe_lists_the_known_ones(tmp_path, capsys) -> None:
-    assert "covrl-tiny, tango-135m, tango-tiny" in refused(
+    assert "covrl-tiny, tango-0.5b, tango-135m" in refused(
         train(tmp_path / "run", recipe="tango-large"), capsys
     )
 

@@ -458,7 +458,7 @@ def test_every_metric_has_a_sentence_and_every_sentence_a_metric(scripted):
         metrics = start(**changes).update(0)
         assert all(isinstance(v, float) and math.isfinite(v) for v in metrics.values())
         emitted |= set(metrics)
-    assert emitted == set(METRICS)
+    assert emitted == set(METRICS) - {"server_gap"}  # see test_vllm_server.py
     assert all(sentence.endswith(".") for sentence in METRICS.values())
 
 

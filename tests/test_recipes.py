@@ -27,7 +27,10 @@ def refused(*changes: str, recipe: str = "tango-tiny") -> str:
 
 
 def test_the_shipped_recipes_are_found() -> None:
-    assert recipe_names() == ["covrl-135m", "covrl-tiny", "tango-135m", "tango-tiny"]
+    assert recipe_names() == [
+        *("covrl-0.5b", "covrl-135m", "covrl-7b", "covrl-tiny"),
+        *("tango-0.5b", "tango-135m", "tango-7b", "tango-7b-lora", "tango-tiny"),
+    ]
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -176,7 +179,7 @@ def test_an_unknown_setting_of_a_task_is_named_with_the_known_ones() -> None:
 
 
 def test_an_unknown_recipe_lists_the_known_ones() -> None:
-    assert "covrl-tiny, tango-135m, tango-tiny" in refused(recipe="tango-huge")
+    assert "covrl-tiny, tango-0.5b, tango-135m" in refused(recipe="tango-huge")
 
 
 @pytest.mark.parametrize(

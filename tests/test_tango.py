@@ -441,7 +441,7 @@ def test_every_metric_has_a_sentence_and_every_sentence_a_metric(scripted):
             metrics = run.update(number)
             assert all(isinstance(v, float | int) and v == v for k, v in metrics.items() if k != "turn")
             emitted |= set(metrics)
-    assert emitted == set(METRICS)
+    assert emitted == set(METRICS) - {"server_gap"}  # see test_vllm_server.py
     assert all(sentence.endswith(".") for sentence in METRICS.values())
 
 

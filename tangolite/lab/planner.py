@@ -142,8 +142,9 @@ def plan(
     if config.quantize == "nf4" and not cuda:
         sampling["widened weights"] = shape.linear * size
     if config.spread:
-        sampling["weights brought together"] = shape.parameters * size
+        sampling["weights brought together"] = shape.parameters * (2 if cuda else size)
     batch = min(config.micro_batch, rows)
+    size = 2 if config.spread and cuda else size  # see `parallel.spread`
     learning = _activations(config, shape, batch * (prompt + new), size)
     learning["log-probs"] = _logprob(shape, batch * new, cuda, size)
     return Need(always, sampling, learning, _seconds(config, shape, card, rows, prompt, new, processes, size))
@@ -173,7 +174,7 @@ def _activations(config, shape: Shape, tokens: int, size: int) -> dict[str, floa
 
 
 def _logprob(shape: Shape, tokens: int, cuda: bool, size: int) -> float:
-    """The slice of the logits and the gradients of rows, or the logits where they are small (see `logprob`)."""
+    """A slice of the logits and the gradients of rows, or the logits where they are small (`logprob`)."""
     if not cuda and tokens * shape.vocabulary <= 2**22:
         return 5 * 4 * tokens * shape.vocabulary
     slices = SLICES["cuda" if cuda else "cpu"]
@@ -204,7 +205,16 @@ def told(config, shape: Shape, name: str, *, processes: int = 1) -> str:
     lines.append(f"  peak ({phase}) {need.peak / 1e9:.2f} GB of {card.memory / 1e9:.0f} GB: {verdict}")
     total = sum(need.seconds.values())
     spent = ", ".join(f"{what} {value:.1f} s" for what, value in need.seconds.items())
-    lines.append(
-        f"  an update takes at least {total:.1f} s ({spent}); {config.updates} updates {total * config.updates / 3600:.1f} h"
-    )
+    hours = total * config.updates / 3600
+    lines.append(f"  an update takes at least {total:.1f} s ({spent}); all {config.updates}: {hours:.1f} h")
     return "\n".join(lines)
+
+
+def dry_run(config, card: str, processes: int = 1) -> str:
+    """Every setting of a recipe, and what it needs."""
+    from tangolite.adapters import base_of
+    from tangolite.settings import plain
+
+    settings = [f"  {name}: {value}" for name, value in plain(config).items()]
+    shape = shape_of(base_of(config.generator if config.method == "tango" else config.policy))
+    return "\n".join([*settings, told(config, shape, card, processes=processes)])

@@ -9,6 +9,7 @@ log-prob of every sampled token under the tempered distribution that it was draw
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,9 @@ from tangolite.rollouts import Rollouts, concatenate, length_mask, pad_left
 from tangolite.sampling.decoder import cached, choose, is_plain_qwen2
 from tangolite.sampling.generate import generate
 
-__all__ = ["choose", "logp_of", "sample", "sample_generate", "sample_shared"]
+__all__ = [
+    "choose", "keep_served", "logp_of", "sample", "sample_generate", "sample_shared", "served_by",
+]  # fmt: skip
 
 
 def sample(
@@ -92,6 +95,27 @@ def sample_shared(
             for i in share_out(len(pieces))
         }
     return concatenate(put_together(len(pieces), mine), policy.pad_id)
+
+
+def served_by(config, name: str, policy: Policy) -> Policy:
+    """The policy, sampling at the recipe's server if it has one; ValueError with several processes."""
+    if not config.server:
+        return policy
+    if processes() > 1:
+        raise ValueError("a server samples for a run of one process: take server= away, or torchrun")
+    from tangolite.sampling.vllm import VllmSampler
+
+    return replace(policy, sampler=VllmSampler(config.server, name, folder=config.server_folder))
+
+
+def keep_served(policy: Policy, changed: bool = False) -> dict[str, float]:
+    """Give the server the policy's weights, at first and when they have changed; its gap as a metric."""
+    if policy.sampler is None:
+        return {}
+    gap = policy.sampler.gap
+    if changed or policy.sampler.published is None:
+        policy.sampler.publish(policy)
+    return {"server_gap": gap}
 
 
 def logp_of(policy: Policy, rollouts: Rollouts, temperature: float, rows: int = 16) -> Float[Tensor, "B T"]:
