@@ -10,7 +10,7 @@ import torch
 from tangolite.adapters import load_players
 from tangolite.cli import main
 from tangolite.lab.memory import peak_bytes
-from tangolite.lab.planner import CARDS, NF4, PROMPT, SHAPES, _activations, _logprob, plan, shape_of
+from tangolite.lab.planner import CARDS, NF4, PROMPT, SHAPES, learning_parts, plan, shape_of
 from tangolite.models import count_parameters, tiny_policy
 from tangolite.rollouts import Rollouts
 from tangolite.settings import load_recipe
@@ -47,14 +47,14 @@ def tokens(rows: int, prompt: int, new: int, vocabulary: int) -> Rollouts:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("adapters", [None, {"rank": 4}])
 def test_activations_of_the_tiny_model_are_as_planned(adapters, checkpointing):
-    """Within a third of what torch allocated for one forward and backward pass."""
+    """Within 30 per cent of what torch allocated for one forward and backward pass."""
     config = replace(load_recipe("tango-tiny"), adapters=adapters, checkpointing=checkpointing)
     policy = load_players({"policy": "tiny-base"}, config, seed=0)["policy"]
     part, shape = tokens(16, 40, 88, 140), shape_of("tiny-base")
     policy.head()
     measured = peak_bytes(lambda: policy.logp(part, return_entropy=True)[0].sum().backward())
-    planned = sum(_activations(config, shape, 16 * 128, 4).values()) + _logprob(shape, 16 * 88, False, 4)
-    assert planned == pytest.approx(measured, rel=0.34)
+    planned = sum(learning_parts(config, shape, 16 * 128, 16 * 88, cuda=False, size=4).values())
+    assert planned == pytest.approx(measured, rel=0.3)
 
 
 def test_parts_of_a_plan_by_hand():

@@ -145,8 +145,7 @@ def plan(
         sampling["weights brought together"] = shape.parameters * (2 if cuda else size)
     batch = min(config.micro_batch, rows)
     size = 2 if config.spread and cuda else size  # see `parallel.spread`
-    learning = _activations(config, shape, batch * (prompt + new), size)
-    learning["log-probs"] = _logprob(shape, batch * new, cuda, size)
+    learning = learning_parts(config, shape, batch * (prompt + new), batch * new, cuda, size)
     return Need(always, sampling, learning, _seconds(config, shape, card, rows, prompt, new, processes, size))
 
 
@@ -166,11 +165,13 @@ def _weights(config, shape: Shape, players: int, size: int, share: int) -> dict[
     return {"weights": base, "adapters": players * adapter, "gradients and optimizer": players * 3 * adapter}
 
 
-def _activations(config, shape: Shape, tokens: int, size: int) -> dict[str, float]:
-    one_block = tokens * shape.kept * size
-    if config.checkpointing:
-        return {"inputs of blocks": tokens * shape.layers * shape.width * size, "one block": one_block}
-    return {"activations": shape.layers * one_block}
+def learning_parts(config, shape: Shape, tokens: int, new: int, cuda: bool, size: int) -> dict[str, float]:
+    """Of a forward and backward pass over a micro-batch of ``tokens``, of which ``new`` have a log-prob."""
+    one_block, logprob = tokens * shape.kept * size, _logprob(shape, new, cuda, size)
+    if config.checkpointing:  # the log-probs' backward is over when the first block is computed again
+        inputs = tokens * shape.layers * shape.width * size
+        return {"inputs of blocks": inputs, "one block, or log-probs": max(one_block, logprob)}
+    return {"activations": shape.layers * one_block, "log-probs": logprob}
 
 
 def _logprob(shape: Shape, tokens: int, cuda: bool, size: int) -> float:
