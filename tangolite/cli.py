@@ -149,12 +149,14 @@ def run_train(arguments: argparse.Namespace) -> int:
     import torch
 
     from tangolite.evaluate import held_out
+    from tangolite.parallel import join_team, rank
     from tangolite.settings import RunError, load_recipe, recipe_of_run
     from tangolite.training import train
 
     torch.set_num_threads(arguments.threads)
     if arguments.dry_run:
         return run_dry(arguments)
+    join_team()
     if arguments.out is None:
         raise RunError("give --out FOLDER, where the run is kept (or --dry-run, to see what it needs)")
     if arguments.recipe is None and not arguments.resume:
@@ -164,7 +166,8 @@ def run_train(arguments: argparse.Namespace) -> int:
     else:
         config = recipe_of_run(arguments.out, arguments.set)
     train(config, arguments.out, resume=arguments.resume, callbacks=[held_out(config.eval_every)])
-    print(f"done: {config.updates} updates; metrics, checkpoints and policies are in {arguments.out}")
+    if rank() == 0:
+        print(f"done: {config.updates} updates; metrics, checkpoints and policies are in {arguments.out}")
     return 0
 
 

@@ -109,6 +109,11 @@ def add_up_gradients(policy: Policy) -> None:
         p.grad.copy_(total.view_as(p))
 
 
+def weight_of_loss(policy: Policy) -> float:
+    """Spread weights get the mean of the processes' gradients, where the sum is wanted."""
+    return float(processes()) if is_spread(policy) else 1.0
+
+
 def whole(x: Tensor) -> Tensor:
     """The full tensor of one that is spread over the processes; a meeting of all of them."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
@@ -153,9 +158,7 @@ def spread(policy: Policy) -> Policy:
     gate = Gate(policy.model)
     for layer in layers_of(policy.model):
         fully_shard(layer, **settings)
-    fully_shard(gate, **settings)
-    for module in spread_modules(gate):
-        module.set_gradient_divide_factor(1.0)  # shares make the sum of the gradients the whole batch's
+    fully_shard(gate, reshard_after_forward=True, **settings)  # an optimizer must find its own shards
     gate(lambda: None)  # the first forward settles which module is the root
     return replace(policy, gate=gate)
 
@@ -183,5 +186,5 @@ def brought_together(policy: Policy) -> Iterator[None]:
         yield
     finally:
         for module in modules:
-            module.set_reshard_after_forward(module is not policy.gate)
+            module.set_reshard_after_forward(True)
             module.reshard()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tangolite.models import Policy
-from tangolite.parallel import add_up, add_up_gradients, my_parts, whole
+from tangolite.parallel import add_up, add_up_gradients, my_parts, weight_of_loss, whole
 from tangolite.rollouts import Rollouts
 
 
@@ -69,7 +69,7 @@ def optimise(
     policy.model.eval()  # no dropout: before an update the ratio to the policy that sampled is exactly 1
     for part, share in my_parts(policy, parts, shares):
         loss = loss_of(part)
-        (loss.loss * share).backward()
+        (loss.loss * share * weight_of_loss(policy)).backward()
         for name, value in loss._asdict().items():
             totals[name] = totals.get(name, 0.0) + float(value.detach()) * share
     totals = add_up(totals)

@@ -22,6 +22,8 @@ from tangolite.sampling import sample_shared
 ROOT = Path(__file__).resolve().parent.parent
 # Five questions two at a time and micro-batches of three: nothing divides evenly by two processes.
 UNEVEN = ["questions=5", "sample_batch=2", "micro_batch=3", "updates=6", "checkpoint_every=2"]
+# Two traces of one text have rewards that differ by rounding: dividing by their deviation would enlarge that.
+CENTRED = {"tango-tiny": UNEVEN, "covrl-tiny": [*UNEVEN, "scale_advantage=false"]}
 
 
 def launch(arguments: list[str], count: int = 2) -> str:
@@ -64,13 +66,13 @@ def alone(command, tmp_path_factory):
     folders = {}
     for recipe in ("tango-tiny", "covrl-tiny"):
         folders[recipe] = tmp_path_factory.mktemp("alone") / recipe
-        assert main(command(recipe, folders[recipe], *UNEVEN)) == 0
+        assert main(command(recipe, folders[recipe], *CENTRED[recipe])) == 0
     return folders
 
 
 @pytest.mark.parametrize("recipe", ["tango-tiny", "covrl-tiny"])
 def test_two_processes_give_the_metrics_and_the_weights_of_one(recipe, alone, command, tmp_path) -> None:
-    said = launch(command(recipe, tmp_path / "run", *UNEVEN))
+    said = launch(command(recipe, tmp_path / "run", *CENTRED[recipe]))
     assert "2 processes work on this run" in said
     assert_same_run(alone[recipe], tmp_path / "run")
 
