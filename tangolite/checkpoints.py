@@ -94,7 +94,7 @@ def whole_state(policy: Policy) -> dict[str, torch.Tensor] | None:
     """Weights that are spread over the processes, brought together for a file; None where they are whole."""
     if not is_spread(policy):
         return None
-    return {name: whole(value).cpu() for name, value in policy.model.state_dict().items()}
+    return {name: whole(p.detach()).cpu() for name, p in policy.model.named_parameters()}
 
 
 def save_policy(policy: Policy, folder: str | Path, weights: dict | None = None) -> None:

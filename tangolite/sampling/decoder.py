@@ -41,7 +41,12 @@ def is_plain_qwen2(model) -> bool:
         *(f"torch.nn.modules.{name}" for name in ("linear", "sparse", "container", "activation")),
         *("transformers.models.qwen2.modeling_qwen2", "transformers.activations"),
     )
-    return all(type(module).__module__ in homes for module in model.modules())
+    return all(_home(module) in homes for module in model.modules())
+
+
+def _home(module) -> str:
+    """Where its class is written; FSDP2 puts one of its own before it, which computes the same."""
+    return next(c for c in type(module).__mro__ if not c.__name__.startswith("FSDP")).__module__
 
 
 def cached(policy, ids, length, n, max_new_tokens, temperature, generator):

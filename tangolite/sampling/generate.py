@@ -37,8 +37,9 @@ def generate(policy, ids, length, n, max_new_tokens, temperature, generator):
         if seeded:
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         out = policy.model.generate(
-            ids.to(device), attention_mask=attention.to(device), generation_config=settings
-        )
+            ids.to(device), attention_mask=attention.to(device), generation_config=settings,
+            synced_gpus=False,  # spread weights have been brought together (`parallel.brought_together`)
+        )  # fmt: skip
     return out.sequences[:, ids.shape[1] :].cpu()
 
 
