@@ -117,6 +117,13 @@ def _one_update(run: Run, done: int, out: Path, callbacks: list[Callback]) -> di
         for callback in callbacks:
             metrics |= callback(run, done + 1, metrics) or {}
         return metrics
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(
+            f"update {done + 1}: out of memory ({reason}). The last checkpoint is kept. Start "
+            f"a new run with smaller parts (--set micro_batch=1 sample_batch=1 checkpointing=true), shorter "
+            f"completions or 4 bits (quantize=nf4); train --dry-run says what a recipe needs"
+        ) from None
     except NonFiniteError as error:
         path = out / f"nonfinite-update-{done + 1:06d}.safetensors"
         if rank() == 0:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from tangolite import checkpoints, covrl, evaluate, tango, training
 from tangolite.checkpoints import append, checksum, load_checkpoint, read_metrics
+from tangolite.cli import main
 from tangolite.models import load_policy
 from tangolite.settings import RunError, load_recipe, recipe_of_run, with_seed
 from tangolite.training import Interrupted, Progress, start, train
@@ -426,3 +427,15 @@ def test_a_temporary_name_is_never_taken_for_a_checkpoint(tmp_path) -> None:
     for name in (".writing-000003", ".old-update-000001", "update-000002", "update-000010"):
         os.makedirs(tmp_path / "checkpoints" / name)
     assert [p.name for p in checkpoints.checkpoints(tmp_path)] == ["update-000002", "update-000010"]
+
+
+def test_out_of_memory_says_what_to_make_smaller_and_the_run_goes_on(tmp_path, monkeypatch, command, capsys):
+    def full(run, number):
+        raise torch.OutOfMemoryError("tried to allocate 3 GiB\nand so on")
+
+    monkeypatch.setattr("tangolite.tango.Tango.update", full)
+    assert main(command("tango-tiny", tmp_path / "run", "updates=2")) == 1
+    said = capsys.readouterr().err
+    assert "out of memory (tried to allocate 3 GiB)" in said and "micro_batch=1" in said
+    monkeypatch.undo()
+    assert main(["train", "--out", str(tmp_path / "run"), "--resume"]) == 0

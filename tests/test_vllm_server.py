@@ -23,7 +23,8 @@ import pytest
 import torch
 
 from tangolite.adapters import attach
-from tangolite.checkpoints import save_policy
+from tangolite.checkpoints import read_metrics, save_policy
+from tangolite.cli import main
 from tangolite.models import load_policy, tiny_policy
 from tangolite.sampling import sample
 from tangolite.sampling.vllm import ServerError, VllmSampler, completions, request_of, server_command
@@ -221,6 +222,27 @@ def test_after_an_update_the_server_is_refused_until_it_is_published(players, se
     named = [model["id"] for model in policy.sampler.server.call("/v1/models")["data"]]
     assert policy.sampler.served in named and before not in named
     assert len(list((server.folder / "published" / "verifier").iterdir())) == 1
+
+
+def test_a_tango_run_samples_at_the_server(server, tmp_path):
+    """An update of each player: rollouts from the server, learned from here, published to it again."""
+    sets = [
+        *(
+            f"generator={server.base}",
+            f"verifier={server.base}",
+            "adapters={rank: 4}",
+            f"server={server.url}",
+        ),
+        *(f"server_folder={tmp_path / 'served'}", "questions=2", "max_new_tokens=16", "updates=2"),
+        "adapters={rank: 4}",
+        *("verifier_max_new_tokens=16", "verifier_warmup=1", "verifier_task=null", "eval_every=0", "lr=0.01"),
+    ]
+    out = tmp_path / "run"
+    assert main(["train", "--recipe", "tango-tiny", "--out", str(out), "--set", *sets]) == 0
+    rows = read_metrics(out)
+    assert [row["turn"] for row in rows] == ["verifier", "generator"]
+    assert all(0 <= row["server_gap"] < 2e-2 and row["grad_norm"] > 0 for row in rows)
+    assert (out / "policies" / "generator" / "adapter_model.safetensors").is_file()
 
 
 def test_a_whole_model_is_replaced_and_put_back(server):
