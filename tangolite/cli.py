@@ -12,7 +12,10 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (0 done, 1 could not be done, 2 wrong usage, 130 stopped)."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    arguments = parser().parse_args(argv)
+    top = parser()
+    arguments = top.parse_args(argv)
+    if arguments.command is run_train and arguments.out is None and not arguments.dry_run:
+        top.error("train needs --out FOLDER for the run, or --dry-run to see what it takes")
     try:
         return _run(arguments)
     except KeyboardInterrupt:
@@ -157,8 +160,6 @@ def run_train(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return run_dry(arguments)
     join_team()
-    if arguments.out is None:
-        raise RunError("give --out FOLDER, where the run is kept (or --dry-run, to see what it needs)")
     if arguments.recipe is None and not arguments.resume:
         raise RunError("give --recipe NAME to start a run, or --resume to go on with the one in --out")
     if arguments.recipe is not None:
