@@ -28,6 +28,8 @@ def load_players(names: dict[str, str], config, seed: int) -> dict[str, Policy]:
     lead to one base, which is loaded once; a folder with an adapter is where that player goes on from.
     Raises ValueError for players of different bases, and for 4-bit weights without adapters.
     """
+    if not names:
+        return {}
     if config.adapters is None:
         if config.quantize != "none":
             raise ValueError(

@@ -230,9 +230,10 @@ class Policy:
         """
         head = self.model.get_output_embeddings()
         if type(head) is not nn.Linear:
+            kind = f"{type(head).__module__}.{type(head).__name__}"
             raise ValueError(
-                f"the output layer is a {type(head).__name__}; log-probs need a plain Linear: leave the head "
-                f"(lm_head) out of adapters, modules_to_save and quantisation"
+                f"the output layer is a {kind}; log-probs need a plain Linear: leave the head (lm_head) out "
+                f"of adapters, modules_to_save and quantisation"
             )
         if self._shape is None:
             self._shape = shape_of_logits(self.model, head)
