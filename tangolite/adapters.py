@@ -7,9 +7,11 @@ an adapter loads in plain peft.  Weights are read from safetensors, and nothing 
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import torch
 
 from tangolite.models import Policy, load_policy, load_tokenizer
 
+M_MMAP_THRESHOLD = -3  # of mallopt(3)
 RANK, SCALING = 16, 32  # of LoRA, unless a recipe says otherwise
 SMOLLM2 = "smollm2-135m"  # a real model that comes as a Python package
 
@@ -48,11 +51,23 @@ def load_players(names: dict[str, str], config, seed: int) -> dict[str, Policy]:
 def load_model(name: str, config) -> Policy:
     """One model as the recipe wants it: its type, its bits, its device."""
     device = device_of(config.device)
+    if device.type == "cpu" and config.adapters is not None:
+        give_memory_back()
     name = smollm2() if name == SMOLLM2 else name
     policy = load_policy(
         name, dtype=getattr(torch, config.dtype), device=device, nf4=config.quantize == "nf4"
     )
     return replace(policy, checkpointing=config.checkpointing)
+
+
+def give_memory_back(above: int = 2**20) -> None:
+    """Makes glibc return blocks of over 1 MB at once when they are freed; elsewhere nothing is done.
+
+    Left to itself it keeps them, in pieces that the next layer's tensors do not fit into: a backward pass of
+    the 135M model that holds 1 GB at its peak leaves the process with 4 GB.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, above)
 
 
 def device_of(wanted: str) -> torch.device:
