@@ -78,6 +78,7 @@ def test_it_speaks_and_its_four_bits_are_near_its_sixteen(run):
 def test_an_update_of_each_player_stays_under_two_and_a_half_gigabytes(run, tmp_path):
     """8 completions of 128 tokens, verified and learned from: one player moves, all else stays."""
     Path("/proc/self/clear_refs").write_text("5")
+    held = memory("VmRSS")  # of all tests so far; a process of its own holds 0.7 GB here, with the model
     base = {n: p.detach().clone() for n, p in run.generator.model.named_parameters() if "lora" not in n}
     for number, turn in enumerate(("verifier", "generator")):
         before = {
@@ -93,7 +94,7 @@ def test_an_update_of_each_player_stays_under_two_and_a_half_gigabytes(run, tmp_
             same = [torch.equal(a, b) for a, b in zip(before[name], player.policy.parameters(), strict=True)]
             assert all(same) == (name != turn)
     assert all(torch.equal(p, base[n]) for n, p in run.generator.model.named_parameters() if n in base)
-    assert memory("VmHWM") < 2.5
+    assert memory("VmHWM") - held < 2.5 - 0.75
     save_adapter(run.generator, tmp_path / "generator")
     prompt = [CHAT.encode(run.generator.tokenizer, "Count to three.")]
     spoken = sample(run.generator, prompt, max_new_tokens=8, temperature=0.0)
