@@ -63,8 +63,8 @@ def load_model(name: str, config) -> Policy:
 def give_memory_back(above: int = 2**20) -> None:
     """Makes glibc return blocks of over 1 MB at once when they are freed; elsewhere nothing is done.
 
-    Left to itself it keeps them, in pieces that the next layer's tensors do not fit into: a backward pass of
-    the 135M model that holds 1 GB at its peak leaves the process with 4 GB.
+    Left to itself it keeps them, in pieces that the next layer's tensors do not fit into, and the process
+    grows to several times what it holds (see LOG.md).
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, above)

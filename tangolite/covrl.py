@@ -68,17 +68,13 @@ class CoVRLConfig:
     max_grad_norm: float = 1.0
     micro_batch: int = 128
     sample_batch: int = 0  # prompts sampled at a time; 0: all
-    adapters: dict | None = (
-        None  # train LoRA adapters of the base: {rank: 16, scaling: 32}; null: all weights
-    )
+    adapters: dict | None = None  # LoRA on the base, e.g. {rank: 16, scaling: 32}; null: all weights
     quantize: str = "none"  # none | nf4 (4-bit base, with adapters)
     dtype: str = "float32"  # of the weights, or of what 4-bit weights are computed in
     device: str = "auto"
     checkpointing: bool = False  # activations are computed again in the backward pass instead of kept
     spread: bool = False  # weights, gradients and optimizer over all processes (FSDP2)
-    server: str = (
-        ""  # address of a vLLM server that samples, e.g. http://localhost:8000; empty: the model itself
-    )
+    server: str = ""  # address of a vLLM server that samples; empty: the model itself
     server_folder: str = "served"  # where the server finds what is published to it
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tangolite.covrl import CoVRL, written_answer
 from tangolite.parsing import Verification, split_steps
-from tangolite.sampling import sample
+from tangolite.sampling import sample_shared
 from tangolite.tango import Solution, Tango, judgement_metrics, solve, verify
 from tangolite.tasks import Task, problems
 from tangolite.updates import seeded
@@ -157,7 +157,9 @@ def evaluate_covrl(run: CoVRL, count: int, seed: int | str) -> dict[str, float]:
     }
     for name, prompts in shown.items():
         ids = [run.prompts.encode(policy.tokenizer, text) for text in prompts]
-        rollouts = sample(policy, ids, max_new_tokens=run.config.max_new_tokens, temperature=0.0)
+        rollouts = sample_shared(
+            policy, ids, max_new_tokens=run.config.max_new_tokens, temperature=0.0, generator=seeded(seed)
+        )
         texts = [policy.decode(rollouts.tokens(row)) for row in range(count)]
         known = [
             run.task.step_truth(p, [s.text for s in split_steps(t)])

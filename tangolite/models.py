@@ -165,9 +165,9 @@ class Policy:
             p.any() for n, p in self.named_parameters().items() if "lora_B" in n
         ):
             return replace(self, adapter=BASE, frozen=True, sampler=None)
-        twin = f"{self.adapter}_start"
-        if twin not in self.model.peft_config:
-            self.model.add_adapter(twin, copy.deepcopy(self.model.peft_config[self.adapter]))
+        twins = sum(name.startswith(f"{self.adapter}_start") for name in self.model.peft_config)
+        twin = f"{self.adapter}_start{twins or ''}"
+        self.model.add_adapter(twin, copy.deepcopy(self.model.peft_config[self.adapter]))
         copied = replace(self, adapter=twin, frozen=True, sampler=None)
         with torch.no_grad():
             for mine, theirs in zip(copied.parameters(), self.parameters(), strict=True):
@@ -294,6 +294,7 @@ def recomputed(model: nn.Module) -> Iterator[None]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    before = [layer.training for layer in layers]
     if not all(layer.gradient_checkpointing for layer in layers):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
@@ -301,8 +302,8 @@ def recomputed(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for layer in layers:
-            layer.training = False
+        for layer, training in zip(layers, before, strict=True):
+            layer.training = training
 
 
 @contextmanager
@@ -369,7 +370,7 @@ def one_way_of_computing(model: nn.Module) -> nn.Module:
     """Keeps bitsandbytes (0.50) from repacking 4-bit layers on CPUs with bfloat16 at the first sample.
 
     The repacked layers compute in bfloat16, so the policy that samples would not be the one that is trained
-    (log-probs 0.15 apart), and they pass no gradient on.
+    (see LOG.md), and they pass no gradient on.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

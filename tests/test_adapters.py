@@ -83,6 +83,16 @@ def test_the_reference_of_a_trained_adapter_is_where_it_starts_from():
     assert torch.equal(reference.logp(batch()), start) and not torch.equal(generator.logp(batch()), start)
 
 
+def test_references_of_one_adapter_at_two_times_are_two():
+    generator = players()["generator"]
+    step(generator)
+    first, start = generator.frozen_copy(), generator.logp(batch()).detach()
+    step(generator)
+    second = generator.frozen_copy()
+    assert torch.equal(first.logp(batch()), start)
+    assert torch.equal(second.logp(batch()), generator.logp(batch()))
+
+
 def test_the_other_player_may_be_asked_between_forward_and_backward_of_a_step():
     """Each forward sets the adapter that counts; parameters of another one must not lose their gradient."""
     both = players()

@@ -613,7 +613,6 @@ def test_a_weight_that_is_not_all_there_has_to_be_gathered(backend, weight):
         linear_logprob(hidden, weight, target, backend=backend)
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 def test_a_real_dtensor_has_to_be_gathered():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard

@@ -74,27 +74,30 @@ def test_it_speaks_and_its_four_bits_are_near_its_sixteen(run):
     assert 0 < gap < 1.5
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
-def test_an_update_of_each_player_stays_under_two_and_a_half_gigabytes(run, tmp_path):
-    """8 completions of 128 tokens, verified and learned from: one player moves, all else stays."""
-    Path("/proc/self/clear_refs").write_text("5")
-    held = memory("VmRSS")  # of all tests so far; a process of its own holds 0.7 GB here, with the model
+@pytest.fixture(scope="module")
+def updated(run) -> float:
+    """One update of each player on 8 completions of 128 tokens, one player moves and all else stays; GB beyond
+    what the process held before, or 0 where the system does not tell."""
+    linux = Path("/proc/self/clear_refs").exists()
+    if linux:
+        Path("/proc/self/clear_refs").write_text("5")
+    held = memory("VmRSS") if linux else 0.0
     base = {n: p.detach().clone() for n, p in run.generator.model.named_parameters() if "lora" not in n}
     for number, turn in enumerate(("verifier", "generator")):
         before = {
             name: [p.detach().clone() for p in player.policy.parameters()]
             for name, player in run.players.items()
         }
-        with torch.no_grad():
-            for p in run.players[turn].policy.parameters():  # all rewards may be equal: the entropy moves it
-                assert not p.isnan().any()
         metrics = run.update(number)
         assert metrics["turn"] == turn and metrics["grad_norm"] > 0
         for name, player in run.players.items():
             same = [torch.equal(a, b) for a, b in zip(before[name], player.policy.parameters(), strict=True)]
             assert all(same) == (name != turn)
     assert all(torch.equal(p, base[n]) for n, p in run.generator.model.named_parameters() if n in base)
-    assert memory("VmHWM") - held < 2.5 - 0.75
+    return memory("VmHWM") - held if linux else 0.0
+
+
+def test_an_updated_player_is_saved_for_plain_peft(run, updated, tmp_path):
     save_adapter(run.generator, tmp_path / "generator")
     prompt = [CHAT.encode(run.generator.tokenizer, "Count to three.")]
     spoken = sample(run.generator, prompt, max_new_tokens=8, temperature=0.0)
@@ -102,6 +105,12 @@ def test_an_update_of_each_player_stays_under_two_and_a_half_gigabytes(run, tmp_
     plain.model = peft.PeftModel.from_pretrained(plain.model, tmp_path / "generator").eval()
     with torch.no_grad():
         torch.testing.assert_close(plain.logp(spoken), run.generator.logp(spoken), atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_an_update_of_each_player_stays_under_two_and_a_half_gigabytes(updated):
+    """A process of its own holds 0.75 GB with the model, before the first update."""
+    assert 0.1 < updated < 2.5 - 0.75
 
 
 def test_a_covrl_update_of_the_same_model():

@@ -92,7 +92,7 @@ CARDS = {
     "H200": Card(800e12, 4.3e12, 141e9),
     "laptop": Card(0.15e12, 15e9, 8e9),  # two CPU cores, float32
 }
-LEARNING, READING = 0.4, 0.6  # of those peaks that a good implementation reaches
+LEARNING, READING = 0.4, 0.6  # shares of those peaks that are assumed to be reached
 
 
 class Need(NamedTuple):
