@@ -76,8 +76,10 @@ def test_it_speaks_and_its_four_bits_are_near_its_sixteen(run):
 
 @pytest.fixture(scope="module")
 def updated(run) -> float:
-    """One update of each player on 8 completions of 128 tokens, one player moves and all else stays; GB beyond
-    what the process held before, or 0 where the system does not tell."""
+    """An update of each player on 8 completions of 128 tokens: that player moves, and all else stays.
+
+    Returns the GB beyond what the process held before, or 0 where the system does not tell.
+    """
     linux = Path("/proc/self/clear_refs").exists()
     if linux:
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,8 +1,8 @@
 """Is the kernel right and fast on this GPU?  `make gpu-check` runs `python -m tangolite.lab.gpu_check`.
 
-Needs PyTorch and Triton on a CUDA card, and is meant to take about four minutes.  First correctness at the heads of 0.5B and
-7B models against float64, then every way and mode timed in one run beside the bare matrix products, then what
-was aimed at and what was reached.  ``--rehearse`` runs the same program small on the CPU, interpreted.
+Needs PyTorch and Triton on a CUDA card, and is meant to take about four minutes.  First correctness at the
+heads of 0.5B and 7B models against float64, then every way and mode timed in one run beside the bare matrix
+products, then what was aimed at and what was reached.  ``--rehearse`` runs it small on the CPU, interpreted.
 """
 
 from __future__ import annotations
