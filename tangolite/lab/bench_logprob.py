@@ -185,7 +185,7 @@ def figure_of(report: dict, file: str | Path) -> None:
 
     sizes = list(dict.fromkeys((r["n"], r["d"], r["v"], r["dtype"]) for r in report["rows"]))
     ways = list(dict.fromkeys(r["way"] for r in report["rows"]))
-    fig, panels = figure(len(sizes), width=max(4.5 * len(sizes), 6), height=3.6)
+    fig, panels = figure(len(sizes), width=max(4.0 * len(sizes), 6), height=3.6)
     for panel, size in zip(panels, sizes, strict=True):
         for row in report["rows"]:
             if (
@@ -198,8 +198,11 @@ def figure_of(report: dict, file: str | Path) -> None:
                     max(row["extra_bytes"], 1e5) / 1e6, row["seconds"] * 1e3, label=row["way"], s=60,
                     color=look.color, marker=look.marker,
                 )  # fmt: skip
-        panel.set(xscale="log", yscale="log", xlabel="memory beyond inputs and gradients, MB", ylabel="ms")
-        panel.set_title(f"forward and backward, N = {size[0]:,}, D = {size[1]:,}, {size[3]}")
+        panel.set(
+            xscale="log", xlabel="memory beyond inputs and gradients, MB", ylabel="ms", xlim=(1, 10_000)
+        )
+        panel.set_ylim(bottom=0)
+        panel.set_title(f"N = {size[0]:,}, D = {size[1]:,}, {size[3]}")
     handles, labels = panels[-1].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     fig.savefig(file, facecolor=PAPER, metadata={"Software": None})
