@@ -201,7 +201,7 @@ def figure_of(report: dict, file: str | Path) -> None:
         panel.set(
             xscale="log", xlabel="memory beyond inputs and gradients, MB", ylabel="ms", xlim=(1, 10_000)
         )
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
         panel.set_title(f"N = {size[0]:,}, D = {size[1]:,}, {size[3]}")
     handles, labels = panels[-1].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
