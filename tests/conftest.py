@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,3 +81,37 @@ def whole(command, tmp_path_factory):
         folders[recipe] = tmp_path_factory.mktemp("whole") / recipe
         assert main(command(recipe, folders[recipe])) == 0
     return folders
+
+
+@pytest.fixture(scope="session")
+def solutions():
+    """Name of a notebook ("01_tokens") -> what the code cells of its solutions define."""
+
+    @cache
+    def defined(notebook: str) -> dict:
+        path = Path(__file__).parent.parent / "notebooks" / "solutions" / f"{notebook}.ipynb"
+        cells = [c for c in json.loads(path.read_text("utf-8"))["cells"] if c["cell_type"] == "code"]
+        names = {"__name__": "solutions"}
+        for cell in cells:
+            lines = [line for line in "".join(cell["source"]).split("\n") if not line.startswith("%")]
+            exec(compile("\n".join(lines), path.name, "exec"), names)
+        return names
+
+    return defined
+
+
+@pytest.fixture(scope="session")
+def told_apart():
+    """Checks a check: it accepts the solution and says something else, as expected, about each mistake."""
+
+    def test(check, solution, mistakes: dict) -> None:
+        assert len(mistakes) >= 3, "a check is tried on three typical mistakes or more"
+        check(solution)
+        said = {}
+        for words, mistake in mistakes.items():
+            with pytest.raises(AssertionError, match=words) as found:
+                check(mistake)
+            said[str(found.value)] = words
+        assert len(said) == len(mistakes), f"two mistakes are told the same: {list(said)}"
+
+    return test

@@ -135,14 +135,14 @@ def screen(monkeypatch):
     pytest.importorskip("IPython")
     screen = Screen()
     monkeypatch.setattr("IPython.display.display", screen.display)
-    monkeypatch.setattr(plots, "_in_notebook", lambda: True)
+    monkeypatch.setattr(plots.live, "_in_notebook", lambda: True)
     return screen
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(plots.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(plots.live.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -434,3 +434,77 @@ def test_long_strips_go_on_in_new_lines_inside_the_frame():
 def test_a_token_strip_refuses_what_does_not_pair_up(tokens, values):
     with pytest.raises(ValueError, match="one value for each token"):
         plots.token_strip(tokens, values, title="")
+
+
+# --- single ideas ------------------------------------------------------------------------------------
+
+
+def test_a_group_is_shown_with_its_numbers_and_its_signs_without_colour():
+    fig = plots.group_panel([1.0, 0.0], [0.7, -0.7], [[0.5, 0.2], [0.1]])
+    shown = words(fig)
+    assert len(fig.axes) == 3 and {"1", "0", "0.7", "-0.7"} <= set(shown)
+    hatched = [bar.get_hatch() is not None for bar in fig.axes[1].patches]
+    assert hatched == [False, True]
+    lines = fig.axes[2].lines[:2]
+    assert [list(line.get_ydata()) for line in lines] == [[0.5, 0.2], [0.1]]
+    assert len(plots.group_panel([1.0], [0.0]).axes) == 2
+    with pytest.raises(ValueError, match="advantage has 1 entries for 2"):
+        plots.group_panel([1.0, 0.0], [0.7])
+
+
+def test_a_verifiers_panel_counts_its_verdicts_and_bins_its_votes():
+    pairs = [(1.0, True), (0.75, True), (0.25, True), (0.1, False), (0.9, False), (0.5, False)]
+    fig = plots.verifier_panel({"before": pairs})
+    table, curve = fig.axes
+    # half of the votes is not more than a half, so it is the verdict INCORRECT
+    assert words(fig)[:4] == ["2\n67%", "1\n33%", "1\n33%", "2\n67%"]
+    line = curve.lines[1]
+    places, values = line.get_xdata(), line.get_ydata()
+    assert np.allclose(places, [0.1, 0.25, 0.5, 0.75, (1.0 + 0.9) / 2]) and np.allclose(
+        values, [0, 1, 0, 1, 0.5]
+    )
+    assert table.get_title(loc="left") == "before"
+    with pytest.raises(ValueError, match="pairs"):
+        plots.verifier_panel({"before": []})
+
+
+def test_a_moment_without_right_solutions_says_none():
+    fig = plots.verifier_panel({"now": [(0.0, False)]})
+    assert words(fig).count("none") == 2
+
+
+def test_variances_stand_on_a_logarithmic_scale_and_zero_is_left_out():
+    fig = plots.kl_variance([0.0, 1.0], {"k1": [0.0, 2.0], "k3": [0.1, 5.0]}, xlabel="distance")
+    (ax,) = fig.axes
+    assert ax.get_yscale() == "log" and ax.get_ylabel() == "variance"
+    assert math.isnan(ax.lines[0].get_ydata()[0]) and list(ax.lines[1].get_ydata()) == [0.1, 5.0]
+    with pytest.raises(ValueError, match="k1 has 1 variances for 2"):
+        plots.kl_variance([0, 1], {"k1": [1.0]}, xlabel="distance")
+
+
+@pytest.mark.parametrize(("method", "said"), [("tango", "verifier"), ("covrl", "posterior")])
+def test_a_method_is_drawn_with_every_word_inside_the_figure(method, said):
+    fig = plots.architecture(method)
+    fig.canvas.draw()
+    assert any(said in text for text in words(fig))
+    frame, drawn = fig.bbox, [text.get_window_extent() for text in fig.axes[0].texts]
+    assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 for box in drawn)
+    assert all(frame.y0 <= box.y0 and box.y1 <= frame.y1 for box in drawn)
+
+
+def test_there_is_no_picture_of_an_unknown_method():
+    with pytest.raises(ValueError, match="tango and of covrl"):
+        plots.architecture("ppo")
+
+
+def test_two_players_keep_an_arms_look_on_both_sides():
+    rows = [
+        {"arm": arm, "seed": 0, "learned": at, "answer": 0.5, "judged": judged}
+        for arm, judged in (("alone", ""), ("tango", 0.9))
+        for at in (0, 20)
+    ]
+    fig = plots.two_players(rows, "answer", "judged")
+    left, right = fig.axes
+    (there,) = (line for line in left.lines if line.get_label() == "tango")
+    (here,) = right.lines
+    assert here.get_color() == there.get_color() and here.get_marker() == there.get_marker()
