@@ -28,6 +28,7 @@ _BOX = r"\\\\?(?:boxed|fbox|box)(?![A-Za-z])"  # some models double the backslas
 _BOX_OR_BRACE = re.compile(rf"(?P<box>{_BOX})(?P<brace>\s*\{{)?|\\.|[{{}}]", re.DOTALL)
 _BOX_OPENING = re.compile(rf"\s*{_BOX}\s*\{{")
 _JUDGEMENT_BOX = re.compile(r"\\box(?:ed)?\s*\{(.*)\}", re.DOTALL)
+_ANY_BOX = re.compile(r"\\box(?:ed)?\s*\{[^{}]*\}")
 _TEXT_MACRO = re.compile(r"\\text\s*\{(.*)\}", re.DOTALL)
 _PADDING = string.whitespace + ".$"  # what may stand around a judgement without changing it
 _JUDGEMENTS = {"correct": True, "incorrect": False}
@@ -106,6 +107,19 @@ def parse_verification(text: str, n_steps: int) -> Verification:
     quoted = body is not None and final is not None and body[0] <= final[0] < body[1]
     verdict = None if final is None or quoted else _closing_judgement(text[final[0] : final[1]])
     return Verification(judgements if readable else None, verdict)
+
+
+def read_analyses(text: str) -> list[str]:
+    """What a verification says about each step, without the judgement that closes it."""
+    body = text.partition("<step_verification>")[2].partition("</step_verification>")[0]
+    return [_before_judgement(step.text).strip() for step in split_steps(body)]
+
+
+def _before_judgement(block: str) -> str:
+    shown = block.rstrip(_PADDING)
+    start = shown.rfind("\\box")
+    closes = start >= 0 and _ANY_BOX.fullmatch(shown, start)
+    return shown[:start].rstrip(_PADDING) if closes else block
 
 
 def generator_format_score(text: str) -> float:

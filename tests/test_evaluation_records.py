@@ -16,8 +16,8 @@ from tangolite.covrl import CoVRL, CoVRLConfig
 from tangolite.evaluate import bootstrap, processbench_f1
 from tangolite.lab import evaluation, records
 from tangolite.lab.eval_source import eval_source
-from tangolite.lab.evaluation import Plan, analyses, evaluate_problems, evaluate_processbench, given_solution
-from tangolite.lab.records import fill, open_records, read_records, read_settings
+from tangolite.lab.evaluation import Plan, evaluate_problems, evaluate_processbench, given_solution
+from tangolite.lab.records import fill, open_records
 from tangolite.lab.scores import (
     METRICS,
     balanced,
@@ -31,7 +31,9 @@ from tangolite.lab.scores import (
     won,
 )
 from tangolite.models import load_policy
+from tangolite.parsing import read_analyses
 from tangolite.prompts import CHAT, TINY, verification_text
+from tangolite.records import read_records, read_settings
 from tangolite.rollouts import Rollouts, pad_left, pad_right
 from tangolite.sources import JudgedSolution
 from tangolite.tango import Tango, TangoConfig, solve
@@ -351,10 +353,10 @@ def test_equal_answers_vote_together_whatever_their_spelling() -> None:
 
 def test_analyses_leave_the_judgement_out() -> None:
     text = verification_text(["2+2=4;4", "said \\boxed{CORRECT} before "], [True, False], False)
-    assert analyses(text) == ["2+2=4;4", "said \\boxed{CORRECT} before"]
+    assert read_analyses(text) == ["2+2=4;4", "said \\boxed{CORRECT} before"]
     loose = text.replace("\\boxed{CORRECT}</step>", "$\\box{ CORRECT }$.</step>")
-    assert analyses("<step>outside</step>" + loose) == ["2+2=4;4", "said \\boxed{CORRECT} before"]
-    assert analyses("nothing") == analyses("") == []
+    assert read_analyses("<step>outside</step>" + loose) == ["2+2=4;4", "said \\boxed{CORRECT} before"]
+    assert read_analyses("nothing") == read_analyses("") == []
 
 
 # --- ProcessBench ------------------------------------------------------------------------------------

@@ -34,9 +34,10 @@ NOTEBOOKS = sorted(p for p in (ROOT / "notebooks").rglob("*.ipynb") if ".ipynb_c
 ORDER = (
     "rollouts", "tasks", "prompts", "parsing", "grading", "sources", "logprob", "models", "adapters",
     "parallel", "sampling", "rewards", "advantages", "losses", "updates", "warmstart", "tango", "covrl",
-    "settings", "checkpoints", "training", "evaluate", "plots", "inspector",
+    "settings", "checkpoints", "training", "evaluate", "plots", "records", "inspector",
 )  # fmt: skip
-FRONT = ("__init__", "__main__", "cli", "doctor", "recipes", "lab", "exercises")  # are imported by none of the order
+# Imported by none of the order:
+FRONT = ("__init__", "__main__", "cli", "doctor", "recipes", "lab", "exercises")
 MAY_IMPORT_LAB = ("__main__", "cli", "lab", "exercises")
 HEAVY = ("bitsandbytes", "vllm", "triton", "datasets", "peft", "sympy", "matplotlib")
 # Lines of code at most, without comments and docstrings, so that each part can be read alone.  What is in
@@ -48,7 +49,7 @@ PARTS = {
         *("warmstart", "tango", "covrl", "evaluate"),
     ),
     "the log-prob": ("logprob",),
-    "what is shown": ("plots", "inspector"),
+    "what is shown": ("plots", "records", "inspector"),
 }
 BUDGETS = {"the methods": 2100, "the log-prob": 700, "what is shown": 1300, "what carries them": 1800}
 

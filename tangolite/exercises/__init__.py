@@ -6,7 +6,7 @@ A notebook has one module here, and an exercise one function in it that takes th
 
     attempt(tokens.mask_from_lengths, my_mask)
 
-The solutions are in `notebooks/solutions/`; the tests run every check on its solution and on typical mistakes.
+The solutions are in `notebooks/solutions/`; the tests run every check on its solution and on mistakes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 
 def attempt(check: Callable[..., None], *answer: Any) -> None:
-    """Run ``check`` on an answer and print in one line how it went: your turn, not yet (and why), or solved.
+    """Run ``check`` on an answer and print in one line how it went: your turn, not yet (and why), solved.
 
-    Nothing is raised, so that a notebook runs from top to bottom with its exercises open.  A stub says that it
-    is still one by raising NotImplementedError.
+    Nothing is raised, so that a notebook runs from top to bottom with its exercises open.  A stub says that
+    it is still one by raising NotImplementedError.
     """
     name = check.__name__.replace("_", " ")
     try:
@@ -36,7 +36,7 @@ def attempt(check: Callable[..., None], *answer: Any) -> None:
 
 
 def _stopped(error: Exception) -> str:
-    """What stopped an answer, and in which of the reader's lines (those of a cell have no file name of ours)."""
+    """What stopped an answer, and in which of the reader's lines: the last one that is not ours."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "tangolite" not in f.filename]
     place = f" in line {frames[-1].lineno} of the cell ({frames[-1].line})" if frames else ""
     return f"It stopped{place} with {type(error).__name__}: {error}"

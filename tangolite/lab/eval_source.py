@@ -8,8 +8,8 @@ from pathlib import Path
 from tangolite.checkpoints import Run
 from tangolite.evaluate import Interval
 from tangolite.lab.evaluation import READ, Plan, evaluate_problems, evaluate_processbench
-from tangolite.lab.records import Record
 from tangolite.lab.scores import scores_by_source, table
+from tangolite.records import Record
 from tangolite.sources import SPLITS, check_golds, read_processbench, read_source
 from tangolite.tango import Tango
 from tangolite.tasks import problems

@@ -2,14 +2,13 @@
 
 `evaluate_problems` has a generator (or a CoVRL prior) answer problems, greedily and by sampling, and a
 verifier judge every solution; `evaluate_processbench` has a verifier judge steps that others wrote.  Both
-write one record a problem (see `tangolite.lab.records`) and go on where they were stopped: a block of
+write one record a problem (see `tangolite.records`) and go on where they were stopped: a block of
 problems draws its random numbers from the seed and its place alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,10 +17,17 @@ from tangolite.checkpoints import checksum
 from tangolite.covrl import written_answer
 from tangolite.evaluate import first_error
 from tangolite.grading import answers_match, answers_status
-from tangolite.lab.records import Record, check_same, fill, open_records
+from tangolite.lab.records import check_same, fill, open_records
 from tangolite.models import Policy, token_table
-from tangolite.parsing import extract_answer, parse_verification, split_steps, step_end_positions
+from tangolite.parsing import (
+    extract_answer,
+    parse_verification,
+    read_analyses,
+    split_steps,
+    step_end_positions,
+)
 from tangolite.prompts import Prompts, solution_text
+from tangolite.records import Record
 from tangolite.sampling import sample
 from tangolite.sources import JudgedSolution
 from tangolite.tasks import Problem, Task
@@ -199,15 +205,8 @@ def _verify(
     for row in range(len(rollouts)):
         solution, text = solutions[row // plan.verifications], verifier.decode(rollouts.tokens(row))
         judgements, final = parse_verification(text, len(solution["steps"]))
-        said = {"text": text, "judgements": judgements, "final": final, "analyses": analyses(text)}
+        said = {"text": text, "judgements": judgements, "final": final, "analyses": read_analyses(text)}
         solution["verifications"].append(said)
-
-
-def analyses(verification: str) -> list[str]:
-    """What a verification says about each step, without the judgement at its end."""
-    body = verification.partition("<step_verification>")[2].partition("</step_verification>")[0]
-    closing = r"[\s.$]*\\box(?:ed)?\s*\{[^{}]*\}[\s.$]*\Z"
-    return [re.sub(closing, "", step.text).strip() for step in split_steps(body)]
 
 
 def _digest(prompts: Prompts, part: str) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tangolite.evaluate import Interval, first_error, majority, pass_at_k
-from tangolite.lab.records import Record
+from tangolite.records import Record
 
 METRICS = {
     "accuracy": "Problems answered rightly, decoding greedily.",
