@@ -10,7 +10,7 @@ NOTEBOOKS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600 -n 2 --dist loadfile
 
 # No download while running, and one thread for the tiny model: two on a busy machine cost several times more.
 run test notebooks: export HF_HUB_OFFLINE ?= 1
@@ -28,11 +28,13 @@ setup: $(STAMP)  ## install everything into .venv (once; needs the network)
 run: $(STAMP)  ## execute every notebook into build/pages/*.html, leaving the notebooks as they are (no network)
 	@$(BIN)/python -m tangolite.lab.run_notebooks $(NOTEBOOKS)
 
-test: $(STAMP)  ## lint, unit tests, and every notebook against its committed output
+test: $(STAMP)  ## lint, unit tests, every notebook against its committed output (two at a time, no network)
 	@status=0; \
 	$(BIN)/ruff check . || status=$$?; \
 	MPLBACKEND=Agg $(BIN)/python -m pytest tests || status=$$?; \
-	$(BIN)/python -m pytest $(NBVAL) notebooks || status=$$?; \
+	mkdir -p build && touch build/before; \
+	IPYTHONDIR=$(CURDIR)/tests/offline $(BIN)/python -m pytest $(NBVAL) notebooks || status=$$?; \
+	$(BIN)/python -m tangolite.lab.figures --since build/before || status=$$?; \
 	exit $$status
 
 test-server: $(STAMP)  ## a real vLLM server on this CPU, in .vllm (3.4 GB), serves adapters to the trainer

@@ -23,7 +23,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from tangolite.lab import run_notebooks
+from tangolite.lab import figures, run_notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tangolite"
@@ -329,12 +329,13 @@ def test_ci_runs_make_test_here_and_in_the_workflow() -> None:
     assert steps[-1]["run"] == "bash .ci/run"
 
 
-def test_make_test_compares_notebooks_strictly_and_counts_both_runs() -> None:
+def test_make_test_compares_notebooks_strictly_and_counts_every_run() -> None:
     recipe = (ROOT / "Makefile").read_text("utf-8").split("\ntest:")[1].split("\n\n")[0]
-    assert recipe.count("|| status=$$?") == 3 and "exit $$status" in recipe
+    assert recipe.count("|| status=$$?") == 4 and "exit $$status" in recipe
     assert "-m pytest tests" in recipe and "-m pytest $(NBVAL) notebooks" in recipe
     nbval = re.search(r"^NBVAL := (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.M)[1].split()
-    assert nbval == ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=600"]
+    assert nbval[:3] == ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=600"]
+    assert "--nbval-lax" not in nbval and "IPYTHONDIR=$(CURDIR)/tests/offline" in recipe
 
 
 def test_the_licence_is_the_whole_apache_licence() -> None:
@@ -534,6 +535,31 @@ def test_there_are_notebooks() -> None:
 def test_committed_notebooks_have_no_faults(path: Path) -> None:
     nbformat.validate(nbformat.read(path, as_version=4))
     assert notebook_faults(json.loads(path.read_text("utf-8"))) == []
+
+
+def test_every_figure_is_told_in_words_and_made_by_a_notebook_or_a_command() -> None:
+    assert figures.faults(ROOT) == []
+
+
+def test_the_guard_of_the_figures_sees_untold_missing_and_old_ones(tmp_path) -> None:
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "figures" / "odd").mkdir(parents=True)
+    cells = [nbformat.v4.new_markdown_cell("*`figures/01_a.png`: a line* and `figures/01_b.png`")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "notebooks" / "01_x.ipynb")
+    for name in ("01_a", "01_c"):
+        (tmp_path / "figures" / f"{name}.png").touch()
+    found = figures.faults(tmp_path, since=(tmp_path / "figures" / "01_a.png").stat().st_mtime + 9)
+    assert [line.split(":")[0] for line in found] == [
+        "figures/01_c.png", "figures/01_b.png", "figures/odd/", "figures/01_a.png", "figures/01_c.png",
+    ]  # fmt: skip
+
+
+def test_a_notebook_of_make_test_cannot_reach_the_network(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(shutil.copytree(ROOT / "tests" / "offline", tmp_path / "offline")))
+    path = tmp_path / "asks.ipynb"
+    write_notebook(path, "import socket\nsocket.create_connection(('192.0.2.1', 80), timeout=1)")
+    with pytest.raises(run_notebooks.NotebookFailed, match="the course runs without a network"):
+        run_notebooks.execute(path)
 
 
 def write_notebook(path: Path, *cells: str) -> str:
