@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 
 from tangolite.advantages import mix_advantages, outcome_advantage, step_advantage
 from tangolite.inspector import page as document
-from tangolite.inspector import render_feedback
+from tangolite.inspector import record_of, render_feedback
 from tangolite.inspector.again import verifications
 from tangolite.inspector.page import literal, tokens, verdict, visible, votes
 from tangolite.inspector.reading import FILTERS, Library, Shown, advantages, read_record, side_by_side
 from tangolite.models import load_policy
 from tangolite.prompts import TINY, solution_text, verification_text
 from tangolite.rewards import step_rewards
-from tangolite.tasks import ChainArithmetic
+from tangolite.tasks import ChainArithmetic, Problem
 
 WORKED = json.loads((files("tangolite.lab") / "worked_example.json").read_text("utf-8"))
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202edesrever\u202c \ud800 \x00 &amp; \"'"
@@ -256,6 +256,20 @@ def test_a_solution_that_was_never_verified_or_graded_has_no_advantage():
     shown = read_record(record({"text": solution_text(["1+2=3"], "3")}))
     found = advantages(shown, 0)
     assert found.group == 1 and not any(found.mixed(0.5))
+
+
+def test_a_solution_of_a_run_becomes_a_record():
+    from tangolite.tango import Solution
+
+    text = solution_text(["1+2=3"], "3")
+    solution = Solution(Problem("1+2", "3"), text, ["1+2=3"], [3], True, 1.0)
+    found = record_of(
+        solution, {"before": [verification_text(["1+2=3"], [False], False)], "after": []}, [True]
+    )
+    (shown,) = read_record(found)
+    assert (shown.question, shown.gold, shown.correct, shown.truth) == ("1+2", "3", True, [True])
+    assert [(v.by, v.judgements, v.final) for v in shown.said] == [("before", [False], False)]
+    assert FILTERS["disagrees with the truth"](shown) and FILTERS["final judgement wrong"](shown)
 
 
 def test_checkpoints_meet_at_the_same_solution():

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tangolite.inspector.page import page, render_feedback
+from tangolite.inspector.reading import record_of
 
 if TYPE_CHECKING:
     from tangolite.inspector.widget import VerifierInspector
 
-__all__ = ["VerifierInspector", "page", "render_feedback"]
+__all__ = ["VerifierInspector", "page", "record_of", "render_feedback"]
 
 
 def __getattr__(name: str):

@@ -27,6 +27,7 @@ from tangolite.parsing import (
 )
 from tangolite.rewards import step_rewards
 from tangolite.rollouts import length_mask
+from tangolite.tango import Solution
 
 
 class Said:
@@ -106,6 +107,21 @@ def read_record(record: Any, place: int = 0) -> list[Shown]:
     gold = None if record.get("gold") is None else _text(record["gold"])
     flat = [_flat(record)] if "solution" in record else []
     return [Shown(s, place, question, gold) for s in _mappings(record.get("solutions", flat))]
+
+
+def record_of(
+    solution: Solution, said: Mapping[str, Sequence[str]], truth: Sequence[bool] | None = None
+) -> dict:
+    """A record of one solution as `tango.solve` reads it, with the verifications' texts by who wrote them."""
+    texts = [{"text": text, "by": by} for by, found in said.items() for text in found]
+    shown = {
+        "kind": "sample",
+        "text": solution.text,
+        "correct": solution.correct,
+        "truth": truth,
+        "verifications": texts,
+    }
+    return {"question": solution.problem.question, "gold": solution.problem.answer, "solutions": [shown]}
 
 
 def _flat(record: Mapping) -> dict:

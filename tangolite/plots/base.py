@@ -26,6 +26,7 @@ class Look(NamedTuple):
 LOOKS = (
     Look(BLUE, "o", "-"), Look(VERMILLION, "s", "--"), Look(GREEN, "^", "-."), Look(PINK, "D", ":"),
     Look(ORANGE, "v", (0, (8, 2))), Look(SKY, "P", (0, (3, 1, 1, 1))), Look("#000000", "X", (0, (1, 3))),
+    Look("#8C7A00", "*", (0, (6, 1, 1, 1, 1, 1))),  # the palette's yellow, darkened: it has to show on white
 )  # fmt: skip
 
 STYLE = {
@@ -69,7 +70,7 @@ def save(fig: Figure, name: str) -> str:
 
 
 def looks(count: int) -> list[Look]:
-    """As many looks as there are lines, in their order; the eighth is the first again."""
+    """As many looks as there are lines, in their order; the ninth is the first again."""
     return [LOOKS[i % len(LOOKS)] for i in range(count)]
 
 
