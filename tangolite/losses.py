@@ -213,7 +213,8 @@ def covrl_kl(
     """CoVRL's per-token estimate of KL(p' || p), p' = (p + q) / 2: `(p' log(p'/p) - p' + p) / pi`.
 
     pi is the density that the token was sampled from: the trace's own template by default (p where
-    `from_prior`, else q), or `sampler_logp` as given (the old policy's, or `hybrid_logp` of it). For pi = p
+    `from_prior`, else q), or `sampler_logp` as given (the old policy's; `hybrid_logp` of it only where every
+    token, not every trace, is drawn from the mixture: otherwise that is biased, see notebook 9). For pi = p
     this is the paper's `u log u - u + 1` with u = p'/p, for pi = q its `s log(p'/p) + s - 1` with s = p'/q,
     for pi = p' it is k3. Unbiased at a given prefix, because p - p' sums to 0 over the vocabulary; never
     negative, because x log x - x + 1 >= 0. **pi is a constant**, always detached: a gradient through the
