@@ -51,7 +51,7 @@ PARTS = {
     "the log-prob": ("logprob",),
     "what is shown": ("plots", "records", "inspector"),
 }
-BUDGETS = {"the methods": 2100, "the log-prob": 700, "what is shown": 1300, "what carries them": 1800}
+BUDGETS = {"the methods": 2100, "the log-prob": 700, "what is shown": 1400, "what carries them": 1800}
 
 
 # Imports
@@ -199,6 +199,7 @@ def test_every_test_file_holds_a_test() -> None:
         ]
         assert any(function.name.startswith("test_") for function in functions), path
     others = {p.name for p in (ROOT / "tests").rglob("*.py")} - {p.name for p in files}
+    others -= {"no_network.py"}  # is run by the kernels of the notebooks
     assert others <= {"conftest.py", "__init__.py"}, f"pytest does not collect {others}"
 
 
