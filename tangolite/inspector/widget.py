@@ -70,6 +70,9 @@ class VerifierInspector(widgets.VBox):
         self._connect()
         self._filter()
 
+    def __repr__(self) -> str:
+        return f"VerifierInspector({len(self.library.records)} records)"
+
     # --- controls ---------------------------------------------------------------------------------
 
     def _make_controls(self) -> None:

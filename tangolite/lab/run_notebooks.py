@@ -54,6 +54,7 @@ def execute(path: Path) -> NotebookNode:
         timeout=CELL_TIMEOUT,
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent.resolve())}},
+        store_widget_state=False,  # a slider's state is no output, and it changes from run to run
         record_timing=False,  # clock times in the metadata would change every committed notebook
         extra_arguments=["--log-level=ERROR"],
         on_cell_start=lambda cell, cell_index: started.append(cell_index),

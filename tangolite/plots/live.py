@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from tangolite.plots.base import INK, Look, figure, looks
 
@@ -129,6 +130,7 @@ def _prepare(ax: Axes, panel: str, curves: Sequence[_Curve], total: int | None) 
         ax.plot([], [], color=color, linestyle=dash, marker=marker, linewidth=2, label=curve.name)
     ax.set_title(panel, loc="left")
     ax.set_xlabel("update")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if total:
         ax.set_xlim(0, total + 1)
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18), "ncols": min(len(curves), 3)}
