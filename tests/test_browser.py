@@ -108,7 +108,7 @@ def seen(lab):
 
 
 def text(page) -> str:
-    return page.inner_text(".tl[aria-label=verification]")
+    return " ".join(page.inner_text(".tl[aria-label=verification]").split())
 
 
 def press(page, name: str) -> None:
@@ -139,11 +139,13 @@ def test_next_and_previous_change_the_record(seen):
     first = text(seen)
     press(seen, "Next record")
     seen.wait_for_function(
-        "t => document.querySelector('.tl[aria-label=verification]').innerText !== t", arg=first
+        "t => document.querySelector('.tl[aria-label=verification]').innerText.split(/\\s+/).join(' ') !== t",
+        arg=first,
     )
     press(seen, "Prev record")
     seen.wait_for_function(
-        "t => document.querySelector('.tl[aria-label=verification]').innerText === t", arg=first
+        "t => document.querySelector('.tl[aria-label=verification]').innerText.split(/\\s+/).join(' ') === t",
+        arg=first,
     )
 
 

@@ -178,7 +178,7 @@ def test_every_verdict_is_a_word_with_a_mark_and_a_tie_decides_nothing():
         "? not read",
     ]
     assert Page(votes([True, True, False, None])).text == "\u2713 CORRECT 2 : 1, 1 not read"
-    assert Page(votes([True, False])).text == "? not read (a tie) 1 : 1"
+    assert Page(votes([True, False])).text == "a tie 1 : 1"
     assert Page(votes([None])).text == "? not read 0 : 0, 1 not read"
 
 
@@ -200,6 +200,15 @@ def test_ink_on_every_token_has_enough_contrast():
     for back, ink in re.findall(r"background:#(\w{6});color:#(\w{3})", html):
         pair = sorted((light(back), light(ink * 2)))
         assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (back, ink)
+
+
+def test_verifiers_stand_side_by_side_and_each_has_votes_of_its_own():
+    said = [{"text": verification_text(["x"], [judged], judged), "by": by}
+            for by, judged in (("weak", False), ("weak", False), ("weak", True), ("strong", True))]  # fmt: skip
+    text = Page(render_feedback(record(solved() | {"verifications": said}))).text
+    assert "weak says" in text and "strong says" in text
+    assert "Votes of 3 verifications by weak" in text and "by strong" not in text
+    assert text.count("1 : 2") == 2 and "Verification 3 of 3 by weak" in text
 
 
 # --- what is read ------------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ body.tl-page{background:#161616}}
 .tl h3{font-size:1.05em;margin:.7em 0 .25em}.tl p{margin:.25em 0}
 .tl .tl-wide{overflow-x:auto}
 .tl table{border-collapse:collapse;margin:.3em 0;color:var(--ink);font-size:13px}
-.tl caption{text-align:left;padding:.2em 0;color:var(--ink);white-space:normal}
-.tl th,.tl td{border:1px solid var(--line);padding:3px 8px;text-align:left;vertical-align:top}
-.tl th,.tl td{white-space:normal}.tl td bdi{display:inline-block;min-width:6em}
-.tl th{background:var(--soft)}.tl td.tl-num{text-align:right;white-space:nowrap}
+.tl caption{text-align:left;padding:.2em 0;color:var(--ink);white-space:nowrap}
+.tl table th,.tl table td{border:1px solid var(--line);padding:3px 8px;text-align:left;vertical-align:top}
+.tl table th,.tl table td{white-space:normal}.tl td bdi{display:inline-block;min-width:6em}
+.tl th{background:var(--soft)}.tl table td.tl-num{text-align:right;white-space:nowrap}
 .tl bdi,.tl pre{unicode-bidi:isolate;overflow-wrap:anywhere}
 .tl pre{white-space:pre-wrap;background:var(--soft);color:var(--ink);padding:6px;margin:.2em 0;
 max-height:22em;
@@ -87,10 +87,10 @@ def _agreement(judged: bool | None, true: bool | None) -> str:
 def votes(values: Sequence[bool | None]) -> str:
     """How many say what, and what the majority says; a tie decides nothing."""
     count = Counter(values)
-    won = None if count[True] == count[False] else count[True] > count[False]
+    tie = count[True] == count[False] > 0
+    won = "a tie" if tie else verdict(count[True] > count[False] if count[True] + count[False] else None)
     unread = f", {count[None]} not read" if count[None] else ""
-    tie = " (a tie)" if won is None and count[True] else ""
-    return f"{verdict(won)}{tie} {count[True]} : {count[False]}{unread}"
+    return f"{won} {count[True]} : {count[False]}{unread}"
 
 
 def _cell(text: str, limit: int | None) -> str:
@@ -159,7 +159,7 @@ def votes_table(shown: Shown, said: Sequence[Said]) -> str:
     )
     final = votes([v.final for v in said])
     return (
-        f'<div class="tl-wide"><table><caption>Votes of {len(said)} verifications '
+        f'<div class="tl-wide"><table><caption>Votes of {len(said)} verifications{_whose(said[0])} '
         f"(CORRECT : INCORRECT)</caption>"
         f'<thead><tr><th scope="col">step</th><th scope="col">vote</th></tr></thead><tbody>{rows}'
         f'<tr><th scope="row">final</th><td>{final}</td></tr></tbody></table></div>'
@@ -225,14 +225,19 @@ EMPTY = "<p>No solution could be read from this record.</p>"
 
 def _solution(shown: Shown, number: int, count: int) -> str:
     title = f"<h3>Solution {number} of {count}</h3>" if count > 1 else ""
-    several = votes_table(shown, shown.said) if len(shown.said) > 1 else ""
-    table = steps_table(shown, shown.said[:1])
+    by_each = [shown.of(by) for by in dict.fromkeys(v.by for v in shown.said)]
+    table = steps_table(shown, [found[0] for found in by_each])
+    several = "".join(votes_table(shown, found) for found in by_each if len(found) > 1)
     others = "".join(
-        f"<details><summary>Verification {i} of {len(shown.said)}</summary>"
-        f"{steps_table(shown, [v])}</details>"
-        for i, v in enumerate(shown.said[1:], 2)
+        f"<details><summary>Verification {i} of {len(found)}{_whose(v)}</summary>{steps_table(shown, [v])}</details>"
+        for found in by_each
+        for i, v in enumerate(found[1:], 2)
     )
     return title + head(shown) + table + several + others + texts(shown, shown.said)
+
+
+def _whose(said: Said) -> str:
+    return f" by {literal(said.by, 40)}" if said.by else ""
 
 
 def page(title: str, body: str) -> str:

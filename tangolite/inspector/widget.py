@@ -218,7 +218,7 @@ class VerifierInspector(widgets.VBox):
             for i, v in enumerate(said)
         ]
         names = names or [("none", None)]
-        votes = [("votes of all", "votes")] if len(said) > 1 else []
+        votes = [("the votes", "votes")] if len(said) > 1 else []
         self._fill(self.said, options=names)
         self._fill(self.said, value=names[0][1])
         self._fill(self.beside, options=[("nothing", None), *votes, *names])
@@ -233,7 +233,8 @@ class VerifierInspector(widgets.VBox):
 
     def _draw(self) -> None:
         shown, said = self.shown, self._chosen()
-        votes = votes_table(shown, shown.said) if self.beside.value == "votes" else ""
+        group = shown.of(said[0].by) if said else []
+        votes = votes_table(shown, group) if self.beside.value == "votes" else ""
         body = head(shown, LIMIT) + steps_table(shown, said, LIMIT) + votes + texts(shown, said, LIMIT)
         self.view.value = f'{STYLE}<div class="tl" role="region" aria-label="verification">{body}</div>'
         by = said[0].by if said else None
