@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     warmstart.set_defaults(command=run_warmstart)
 
     bench = commands.add_parser("bench", help="measure speed on this machine")
-    bench.add_argument("what", choices=("sampling", "logprob"))
+    bench.add_argument("what", choices=("sampling", "logprob", "peers", "cost"))
     bench.add_argument("--out", help="also write the numbers as JSON (logprob: and a figure beside it)")
     bench.add_argument(
         "--size", action="append", type=size, metavar="N,D,V,DTYPE", help="logprob: rows, width, vocabulary "
@@ -109,9 +109,9 @@ def parser() -> argparse.ArgumentParser:
 
     claims = commands.add_parser("claims", help="the papers' claims at small scale, over seeds")
     claims.add_argument(
-        "name", nargs="?", choices=("tango", "covrl"), help="one of the two families; both unless told"
-    )
-    claims.add_argument("--seeds", type=positive, default=3)
+        "name", nargs="?", help="a claim by name or number, or tango or covrl; everything if left out"
+    )  # fmt: skip
+    claims.add_argument("--seeds", type=positive, default=5)
     claims.add_argument("--out", required=True)
     claims.set_defaults(command=run_claims)
     return top
@@ -233,11 +233,13 @@ def run_bench(arguments: argparse.Namespace) -> int:
     if arguments.what == "logprob":
         return run_bench_logprob(arguments)
     from tangolite.lab.bench import bench_sampling
+    from tangolite.lab.bench_cost import bench_cost
+    from tangolite.lab.bench_peers import bench_peers
 
-    rows = bench_sampling()
+    report = {"sampling": bench_sampling, "peers": bench_peers, "cost": bench_cost}[arguments.what]()
     if arguments.out:
         with open(arguments.out, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+            json.dump(report, file, indent=1)
     return 0
 
 
