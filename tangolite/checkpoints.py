@@ -308,7 +308,12 @@ def _lines(path: Path) -> list[str]:
 def cut_logs(out: Path, done: int) -> None:
     """Drop what the logs say of updates after ``done``; they will be made again."""
     for path in (out / name for name in LOGS if (out / name).exists()):
-        kept = [line for line in _lines(path) if json.loads(line)["update"] <= done]
+        try:
+            kept = [line for line in _lines(path) if json.loads(line)["update"] <= done]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} was damaged ({error}): mend it, or move it away to go on without"
+            ) from error
         replace_text(path, "".join(kept))
 
 

@@ -27,7 +27,7 @@ from tangolite.parallel import spread
 from tangolite.parsing import split_steps, thinking_end
 from tangolite.prompts import CHAT, TINY
 from tangolite.rewards import answer_reward
-from tangolite.rollouts import Rollouts, pad_left, pad_right
+from tangolite.rollouts import Rollouts, must_be_finite, pad_left, pad_right
 from tangolite.sampling import keep_served, logp_of, sample_shared, served_by
 from tangolite.sources import task_from
 from tangolite.tasks import Problem, problems
@@ -124,8 +124,9 @@ class Traces:
     def micro_batches(self, size: int) -> list[Traces]:
         return [self.rows(slice(i, i + size)) for i in range(0, len(self), size)]
 
-    def with_advantage(self, advantage: Float[Tensor, "B T"]) -> Traces:
-        return replace(self, prior=self.prior.with_(advantage=advantage))
+    def with_(self, **changes: Tensor) -> Traces:
+        """A copy with a reward or an advantage filled in, which the prior's view carries."""
+        return replace(self, prior=self.prior.with_(**changes))
 
 
 class CoVRL:
@@ -161,7 +162,7 @@ def covrl_update(run: CoVRL, number: int) -> dict[str, float]:
     reward = reward_of(run.policy, traces, config.reward, config.micro_batch)
     group = torch.arange(len(repeated)) // config.traces
     advantage = outcome_advantage(reward, group, traces.prior.mask, scale=config.scale_advantage)
-    losses = learn(run, traces.with_advantage(advantage), number)
+    losses = learn(run, traces.with_(reward=reward, advantage=advantage), number)
     return losses | trace_metrics(run, traces, texts, repeated, reward)
 
 
@@ -236,6 +237,7 @@ def learn(run: CoVRL, traces: Traces, number: int) -> dict[str, float]:
     set_lr(run.optimizer, config.lr, number, config.lr_warmup,
            config.updates if config.lr_schedule == "cosine" else None)  # fmt: skip
     parts = traces.micro_batches(config.micro_batch)
+    views = {"prior": traces.prior, "posterior": traces.posterior, "answer": traces.answer}
 
     def loss_of(part: Traces):
         part = part.to(policy.device)
@@ -243,6 +245,9 @@ def learn(run: CoVRL, traces: Traces, number: int) -> dict[str, float]:
         logp_p = policy.logp(part.prior, temperature=config.temperature)
         logp_q = None if prior_only else policy.logp(part.posterior, temperature=config.temperature)
         answer = policy.logp(part.answer)
+        watched = {"log-prob under the prior": logp_p, "log-prob under the posterior": logp_q}
+        must_be_finite(part.prior, views, watched)
+        must_be_finite(part.answer, views, {"log-prob of the answer": answer})
         likelihood = (answer.detach() * part.answer_mask).sum(1).exp()
         return covrl_loss(
             logp_p, logp_q, answer, old_logp_prior=logp_p.detach(),
@@ -256,7 +261,6 @@ def learn(run: CoVRL, traces: Traces, number: int) -> dict[str, float]:
         )  # fmt: skip
 
     shares = shares_of([part.prior for part in parts], config.aggregate)
-    views = {"prior": traces.prior, "posterior": traces.posterior, "answer": traces.answer}
     return optimise(
         policy, run.optimizer, parts, shares, loss_of, max_grad_norm=config.max_grad_norm, batch=views
     )

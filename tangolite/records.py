@@ -65,7 +65,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[Record]]:
 def _loaded(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second for brackets in thousands
         row = None
     if not isinstance(row, dict):
         raise ValueError(

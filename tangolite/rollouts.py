@@ -84,6 +84,18 @@ class Rollouts:
         """A copy with more fields filled in."""
         return replace(self, **changes)
 
+    def not_finite(self) -> str | None:
+        """Which number of which rollout is NaN or infinite, in words; None if all are finite.
+
+        Padding does not count.
+        """
+        names = {"reward": "reward", "step_reward": "step reward", "old_logp": "old log-prob",
+                 "ref_logp": "reference log-prob", "advantage": "advantage", "sample_weight": "weight"}  # fmt: skip
+        for field, name in names.items():
+            if (value := getattr(self, field)) is not None and (said := first_not_finite(value, self.mask)):
+                return f"the {name} of {said}"
+        return None
+
     def _map(self, change) -> Rollouts:
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
         return replace(self, **{name: change(name, v) for name, v in values if v is not None})
@@ -107,6 +119,46 @@ class Rollouts:
     def micro_batches(self, size: int) -> list[Rollouts]:
         """Consecutive slices of at most ``size`` rows, each trimmed to its own longest row."""
         return [self.rows(slice(i, i + size)) for i in range(0, len(self), size)]
+
+
+def first_not_finite(value: Tensor, mask: Bool[Tensor, "B T"]) -> str | None:
+    """The first of B rollouts whose value (B,), (B, T) or (B, R, T) is not finite: `rollout 3 is nan`."""
+    bad = ~value.isfinite()
+    if value.dim() > 1:
+        bad = bad & mask.reshape(len(mask), *[1] * (value.dim() - 2), -1)
+    if not bad.any():
+        return None
+    return f"rollout {int(bad.nonzero()[0, 0])} is {value[bad][0].item()}"
+
+
+class NonFiniteError(RuntimeError):
+    """A number that is NaN or infinite, named; ``batch`` holds the rollouts of the update, if it had any."""
+
+    def __init__(self, what: str, batch: dict[str, Rollouts], *, changed: bool = False) -> None:
+        super().__init__(what)
+        self.batch, self.changed = batch, changed  # have weights changed in this update?
+
+
+def must_be_finite(part: Rollouts, batch: dict[str, Rollouts], logps: dict[str, Tensor | None]) -> None:
+    """Raises NonFiniteError that names the first log-prob of a micro-batch that is not finite."""
+    for name, logp in logps.items():
+        if logp is not None and (said := first_not_finite(logp.detach(), part.mask)):
+            raise NonFiniteError(f"the {name} of {said} (counted in its micro-batch)", batch)
+
+
+def check_batch(batch: dict[str, Rollouts]) -> None:
+    """Raises NonFiniteError that names the first number of a batch that is not finite, and whose it is."""
+    for name, rollouts in batch.items():
+        if said := rollouts.not_finite():
+            raise NonFiniteError(f"{said} (in the batch of the {name})", batch)
+
+
+def tensors_of(batch: dict[str, Rollouts]) -> dict[str, Tensor]:
+    """Every tensor of a batch by a name such as `generator.old_logp`, ready for a file."""
+    pairs = (
+        (f"{name}.{f.name}", getattr(part, f.name)) for name, part in batch.items() for f in fields(part)
+    )
+    return {key: value.detach().contiguous().clone() for key, value in pairs if value is not None}
 
 
 def _pad_to(value: Tensor, width: int, fill: int, left: bool) -> Tensor:

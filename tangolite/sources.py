@@ -97,6 +97,9 @@ def _converted(located: Located, fields: Sequence[str], read: Callable[[dict], A
         return read(row)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{where}: {error}") from None
+    except (LookupError, OverflowError, AttributeError) as error:  # an object for a list, a number like 1e999
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{where}: a field holds something of another kind ({reason})") from None
 
 
 def _boxable(read: Problem | str) -> Problem | str:

@@ -35,7 +35,7 @@ from tangolite.parsing import (
 )
 from tangolite.prompts import CHAT, TINY
 from tangolite.rewards import ClassWeights, step_rewards, verifier_reward
-from tangolite.rollouts import Rollouts
+from tangolite.rollouts import Rollouts, must_be_finite
 from tangolite.sampling import keep_served, sample_shared, served_by
 from tangolite.sources import task_from
 from tangolite.tasks import Problem, problems
@@ -230,7 +230,10 @@ def verifier_update(run: Tango, number: int) -> dict[str, float]:
     losses = learn(run, "verifier", rollouts, done)
     truths = [task.step_truth(s.problem, s.steps) for s in repeated]
     groups = [[v] for v in verifications]
-    shared = {"reward": float(rollouts.reward.mean()), "length": float(rollouts.length.float().mean())}
+    shared = {
+        "reward": float(rollouts.reward.mean()), "length": float(rollouts.length.float().mean()),
+        "truncated": float((~rollouts.terminated).float().mean()),
+    }  # fmt: skip
     return losses | shared | judgement_metrics(repeated, truths, groups)
 
 
@@ -344,13 +347,15 @@ def learn(run: Tango, player: str, rollouts: Rollouts, done: int) -> dict[str, f
     trained = rollouts
     if config.mask_truncated:  # after the baseline, where they count; out of every mean of the loss
         trained = rollouts.with_(length=rollouts.length * rollouts.terminated)
-    parts = trained.micro_batches(config.micro_batch)
+    parts, batch = trained.micro_batches(config.micro_batch), {player: rollouts}
 
     def loss_of(part: Rollouts):
         part = part.to(me.policy.device)
         with torch.no_grad():
             ref_logp = me.reference.logp(part, temperature=config.temperature)
         logp, entropy = me.policy.logp(part, temperature=config.temperature, return_entropy=True)
+        watched = {"log-prob": logp, "reference log-prob": ref_logp, "entropy": entropy}
+        must_be_finite(part, batch, watched)
         return tango_loss(
             logp, part.old_logp, part.advantage, part.mask, ref_logp=ref_logp, entropy=entropy,
             clip_eps=config.clip_eps, kl_coef=kl_coef, kl_kind=config.kl_kind,
@@ -359,7 +364,7 @@ def learn(run: Tango, player: str, rollouts: Rollouts, done: int) -> dict[str, f
         )  # fmt: skip
 
     learned = optimise(me.policy, me.optimizer, parts, shares_of(parts, config.aggregate), loss_of,
-                       max_grad_norm=config.max_grad_norm, batch={player: rollouts})  # fmt: skip
+                       max_grad_norm=config.max_grad_norm, batch=batch)  # fmt: skip
     return learned | keep_served(me.policy, changed=True)
 
 

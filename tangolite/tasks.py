@@ -354,6 +354,8 @@ def _read_line(line: bytes, where: str, question: str, answer: str) -> Problem:
         raise ValueError(f"{where}: not UTF-8 ({error.reason})") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands
+        raise ValueError(f"{where}: JSON that cannot be read ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected a JSON object with the fields {question!r} and {answer!r}")
     for field in (question, answer):

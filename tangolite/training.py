@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from tangolite.checkpoints import (
     checkpoints,
     cut_logs,
     finished,
+    learners,
     load_checkpoint,
     origin,
     prune,
@@ -38,10 +38,10 @@ from tangolite.checkpoints import (
 )
 from tangolite.covrl import CoVRL
 from tangolite.parallel import agreed, join_team, processes, rank, wait_for_all
-from tangolite.rollouts import Rollouts
+from tangolite.rollouts import Rollouts, tensors_of
 from tangolite.settings import Config, RunError, load_recipe, plain
 from tangolite.tango import Tango
-from tangolite.updates import NonFiniteError
+from tangolite.updates import NonFiniteError, check_tensors
 
 Callback = Callable[[Run, int, dict], dict | None]  # (run, updates done, metrics) -> more metrics
 SHOWN = ("reward", "step_truth", "step_balanced")  # beside the progress
@@ -70,7 +70,7 @@ def train(
     An interrupt (Ctrl-C, or the stop button of a notebook) lets the update end, writes a checkpoint and
     raises Interrupted; a second one stops at once, and the run goes on from the last checkpoint.  A finished
     run that is resumed is loaded and left as it is.  Raises RunError for a folder that holds another run, or
-    a finished or unfinished one without ``resume``, and for a loss that is not finite.
+    a finished or unfinished one without ``resume``, and for a number that is not finite, which it names.
     """
     out = Path(out)
     join_team()
@@ -116,6 +116,8 @@ def _one_update(run: Run, done: int, out: Path, callbacks: list[Callback]) -> di
         metrics = run.update(done)
         for callback in callbacks:
             metrics |= callback(run, done + 1, metrics) or {}
+        for name, (policy, _) in learners(run).items():  # before a checkpoint keeps them
+            check_tensors(f"the {name}'s weight", policy.named_parameters(), {}, changed=True)
         return metrics
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
@@ -125,21 +127,22 @@ def _one_update(run: Run, done: int, out: Path, callbacks: list[Callback]) -> di
             f"completions or 4 bits (quantize=nf4); train --dry-run says what a recipe needs"
         ) from None
     except NonFiniteError as error:
-        path = out / f"nonfinite-update-{done + 1:06d}.safetensors"
-        if rank() == 0:
-            with writing(path):
-                save_file(_tensors(error.batch), path)
+        kept = "This update is dropped" if error.changed else "The weights were not changed"
         raise RunError(
-            f"update {done + 1}: {error}. The weights were not changed, and the last checkpoint is kept. The "
-            f"batch is in {path}: look at it, or start a new run with a lower learning rate (--set lr=...)"
+            f"update {done + 1}: {error}. {kept}, the last checkpoint is kept. {_saved(error.batch, out, done)}Go "
+            f"on from there with --resume, or start a new run with a lower learning rate (--set lr=...)"
         ) from None
 
 
-def _tensors(batch: dict[str, Rollouts]) -> dict[str, torch.Tensor]:
-    pairs = (
-        (f"{name}.{f.name}", getattr(part, f.name)) for name, part in batch.items() for f in fields(part)
-    )
-    return {key: value.detach().contiguous().clone() for key, value in pairs if value is not None}
+def _saved(batch: dict[str, Rollouts], out: Path, done: int) -> str:
+    """Write a batch that made a number not finite, and say where; any process may have met it alone."""
+    if not batch:
+        return ""
+    who = f"-process-{rank()}" if rank() else ""
+    path = out / f"nonfinite-update-{done + 1:06d}{who}.safetensors"
+    with writing(path):
+        save_file(tensors_of(batch), path)
+    return f"The batch is in {path}: look at it. "
 
 
 class Stop:

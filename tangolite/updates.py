@@ -12,18 +12,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from tangolite.models import Policy
 from tangolite.parallel import add_up, add_up_gradients, my_parts, weight_of_loss, whole
-from tangolite.rollouts import Rollouts
+from tangolite.rollouts import NonFiniteError, Rollouts, check_batch
 
 
-class NonFiniteError(RuntimeError):
-    """A loss or gradient that is NaN or infinite; ``batch`` holds the rollouts that gave it."""
-
-    def __init__(self, what: str, batch: dict[str, Rollouts]) -> None:
-        super().__init__(what)
-        self.batch = batch
+def check_tensors(what: str, named: dict[str, Tensor], batch: dict[str, Rollouts], **kwargs) -> Tensor:
+    """The norm of all tensors together; raises NonFiniteError that names the first one that is not finite."""
+    norm = torch.nn.utils.get_total_norm([t.detach() for t in named.values()])
+    if not torch.isfinite(whole(norm)):  # a norm may also overflow
+        for name, tensor in named.items():
+            if not whole(tensor.detach()).isfinite().all():
+                raise NonFiniteError(f"{what} {name} is not finite", batch, **kwargs)
+    return norm
 
 
 def seeded(*parts: Any) -> torch.Generator:
@@ -61,9 +64,13 @@ def optimise(
 
     The shares (a part's share of the tokens, or of the rollouts where each rollout counts once) make the
     accumulated gradient that of the whole batch, whatever the size of the parts.  Returns the fields of
-    the losses, averaged with the shares, and the gradient's norm.  Raises NonFiniteError, before the
-    weights change, for a loss or gradient that is not finite.
+    the losses, averaged with the shares, and the gradient's norm.  Raises NonFiniteError for a reward,
+    advantage, log-prob, loss or gradient that is not finite, before the weights change; and for a weight.
+    A reward of NaN, which advantages take for "unscorable", is none that a run itself ever gives.
     """
+    named = policy.named_parameters()
+    check_tensors("the weight", named, batch)
+    check_batch(batch)
     optimizer.zero_grad(set_to_none=True)
     totals: dict[str, float] = {}
     policy.model.eval()  # no dropout: before an update the ratio to the policy that sampled is exactly 1
@@ -76,11 +83,14 @@ def optimise(
     if not math.isfinite(totals["loss"]):
         raise NonFiniteError(f"the loss is {totals['loss']}", batch)
     add_up_gradients(policy)
-    norm = whole(torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm))
-    if not torch.isfinite(norm):
-        raise NonFiniteError(f"the norm of the gradient is {norm.item()}", batch)
+    gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
+    norm = check_tensors("the gradient of", gradients, batch)
+    if not torch.isfinite(whole(norm)):
+        raise NonFiniteError(f"the norm of the gradient is {whole(norm).item()}", batch)
+    torch.nn.utils.clip_grads_with_norm_(policy.parameters(), max_grad_norm, norm)
     optimizer.step()
-    return totals | {"grad_norm": float(norm)}
+    check_tensors("after the step the weight", named, batch, changed=True)
+    return totals | {"grad_norm": float(whole(norm))}
 
 
 def shares_of(parts: Sequence[Rollouts], aggregate: str) -> list[float]:

@@ -83,6 +83,16 @@ def whole(command, tmp_path_factory):
     return folders
 
 
+def assert_same_run(out: Path, whole: Path) -> None:
+    """The same files with the same bytes, but for what the clock said; and nothing left behind."""
+    files, expected = (
+        {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        for folder in (out, whole)
+    )
+    assert files.keys() == expected.keys()
+    assert [name for name in files if files[name] != expected[name]] in ([], ["timing.jsonl"])
+
+
 @pytest.fixture(scope="session")
 def solutions():
     """Name of a notebook ("01_tokens") -> what the code cells of its solutions define."""

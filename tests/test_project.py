@@ -261,6 +261,7 @@ def test_what_the_code_imports_is_declared() -> None:
         "pandas",
         "liger_kernel",
         "cut_cross_entropy",
+        "atheris",
     }  # asked for by name where they are used
     peers = {"liger_kernel", "cut_cross_entropy"}  # compared with where they happen to be installed
     known = {*direct(), *brought, *optional, *peers, "tangolite"}

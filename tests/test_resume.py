@@ -1,155 +1,21 @@
-"""A run that was killed, anywhere, goes on to the same bits; what cannot go on is refused in words."""
+"""A run that was stopped, anywhere, goes on to the same bits; what cannot go on is refused in words."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
+from conftest import assert_same_run
 from safetensors.torch import load_file, save_file
 
 from tangolite import checkpoints
 from tangolite.cli import main
 
-UPDATES = 12  # of the runs in conftest.py, with a checkpoint every 3
-
-# The command line in a process that kills itself at one moment, as a power cut would: nothing is tidied up.
-KILLER = """
-import os, signal, sys
-from pathlib import Path
-from tangolite import checkpoints, cli, training
-
-moment, number = sys.argv[1], int(sys.argv[2])
-beside, target = f".writing-{number:06d}", f"update-{number:06d}"
-append, rename, replace = training.append, os.rename, os.replace
-save_file, save_policy, rmtree = checkpoints.save_file, checkpoints.save_policy, checkpoints.shutil.rmtree
-
-def die():
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
-
-def killing_append(path, row):
-    append(path, row)
-    if moment == "line" and path.name == "metrics.jsonl" and row["update"] == number:
-        os.truncate(path, path.stat().st_size - 9)
-        die()
-
-def killing_save_file(tensors, path):
-    save_file(tensors, path)
-    if moment == "tensors" and path.parent.name == beside and "optimizer" in path.name:
-        os.truncate(path, 100)
-        die()
-
-def killing_rename(source, to):
-    if moment == "before rename" and Path(to).name == target:
-        die()
-    rename(source, to)
-    if moment == "after rename" and Path(to).name == target:
-        die()
-
-def killing_replace(source, to):
-    if moment == "recipe" and Path(to).name == "recipe.yaml":
-        os.truncate(source, 50)
-        die()
-    replace(source, to)
-
-def killing_rmtree(path, **kwargs):
-    if moment == "old" and Path(path).name == f".old-{target}" and Path(path).exists():
-        os.unlink(Path(path) / "state.json")
-        die()
-    rmtree(path, **kwargs)
-
-def killing_save_policy(*arguments):
-    save_policy(*arguments)
-    if moment == "policies":
-        die()
-
-training.append, os.rename, os.replace = killing_append, killing_rename, killing_replace
-checkpoints.save_file, checkpoints.save_policy = killing_save_file, killing_save_policy
-checkpoints.shutil.rmtree = killing_rmtree
-sys.exit(cli.main(sys.argv[3:]))
-"""
-
-
-def process(arguments: list[str], moment: str = "never", number: int = 0) -> subprocess.Popen:
-    root = Path(checkpoints.__file__).parent.parent
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KILLER, moment, str(number), *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
-
-
-def killed_at(moment: str, number: int, arguments: list[str]) -> None:
-    running = process(arguments, moment, number)
-    _, err = running.communicate(timeout=500)
-    assert running.returncode not in (0, 1, 2), err  # not an end of its own
-
-
-def killed_after(lines: int, out: Path, arguments: list[str], rng: random.Random) -> None:
-    """Killed from outside, a random moment after the metrics have so many lines."""
-    running = process(arguments)
-    log, end = out / "metrics.jsonl", time.monotonic() + 500
-    while running.poll() is None and time.monotonic() < end:
-        if log.exists() and log.read_bytes().count(b"\n") >= lines:
-            time.sleep(rng.random() * 0.05)  # well under an update, so that the run cannot end meanwhile
-            break
-        time.sleep(0.005)
-    running.kill()
-    _, err = running.communicate()
-    assert "Traceback" not in err, err
-
-
-def assert_same_run(out: Path, whole: Path) -> None:
-    """The same files with the same bytes, but for what the clock said; and nothing left behind."""
-    files, expected = (
-        {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-        for folder in (out, whole)
-    )
-    assert files.keys() == expected.keys()
-    assert [name for name in files if files[name] != expected[name]] in ([], ["timing.jsonl"])
-
-
-# Killed
-
-
-def test_tango_killed_at_every_kind_of_moment_ends_in_the_same_bits(command, whole, tmp_path) -> None:
-    """Twelve updates with turns V V G G G V G G G V G G, killed ten times on the way."""
-    out, rng = tmp_path / "run", random.Random(time.time_ns())
-    begin, go_on = command("tango-tiny", out), ["train", "--out", str(out), "--resume"]
-    killed_at("recipe", 0, begin)
-    assert [p.name for p in out.iterdir()] == [".recipe.yaml.writing"]
-    killed_at("line", 2, begin)  # before the first checkpoint; the folder holds no run, so nothing to resume
-    assert len((out / "metrics.jsonl").read_bytes().splitlines()) == 2  # the second is torn
-    killed_at("tensors", 3, go_on)  # within the first checkpoint
-    assert [p.name for p in (out / "checkpoints").iterdir()] == [".writing-000003"]
-    killed_at("before rename", 6, go_on)
-    assert [p.name for p in checkpoints.checkpoints(out)] == ["update-000003"]
-    killed_at("after rename", 6, go_on)
-    killed_after(7, out, go_on, rng)
-    killed_at("old", 3, go_on)  # while an old checkpoint is removed
-    killed_after(10, out, go_on, rng)
-    killed_at("policies", 0, go_on)  # after the last update
-    assert not checkpoints.finished(out) and (out / ".policies.writing" / "generator").exists()
-    assert main(go_on) == 0
-    assert_same_run(out, whole["tango-tiny"])
-
-
-def test_covrl_killed_at_random_moments_ends_in_the_same_bits(command, whole, tmp_path) -> None:
-    out, rng = tmp_path / "run", random.Random(time.time_ns())
-    killed_after(2, out, command("covrl-tiny", out), rng)
-    for lines in (5, 10):
-        killed_after(lines, out, command("covrl-tiny", out, options=["--resume"]), rng)
-    assert main(command("covrl-tiny", out, options=["--resume"])) == 0
-    assert_same_run(out, whole["covrl-tiny"])
-
-
-# Resumed, without a process of its own: a folder as a kill would leave it
+# A folder as a kill would leave it (kills themselves are in faults/test_kill.py)
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_weights_stay_as_they_are_when_the_gradient_alone_is_not_finite(starts) 
     policy = load_policy(starts / "policy")
     optimizer, before = adamw(policy, 0.1), checksum(policy)
     root = lambda part: Loss([sum((p * 0).sum() for p in policy.parameters()).sqrt()])  # noqa: E731
-    with pytest.raises(NonFiniteError, match="norm of the gradient"):
+    with pytest.raises(NonFiniteError, match=r"the gradient of .* is not finite"):
         optimise(policy, optimizer, [1.0], [1.0], root, max_grad_norm=1.0, batch={})
     assert checksum(policy) == before
 

@@ -51,7 +51,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         raise NotExact
     if abs(base) == 1:
         return base ** int(exponent % 2)
-    if base and abs(exponent) * math.log2(max(abs(base.numerator), base.denominator)) > MAX_BITS:
+    if base and abs(exponent) > MAX_BITS / math.log2(max(abs(base.numerator), base.denominator)):
         raise TooBig
     return base ** int(exponent)
 
@@ -232,8 +232,15 @@ def too_heavy(formula: str) -> bool:
 
 def _tower(text: str) -> int:
     """How many powers stand on one another: 0 for `x`, 2 for `e^{x^{2}}`."""
-    powers = (_braced(text, m.end() - 1)[0] for m in re.finditer(r"\^\{", text))
-    return max((1 + _tower(p) for p in powers), default=0)
+    opened: list[bool] = []  # of every brace that is open: is it a power's?
+    highest = 0
+    for i, character in enumerate(text):
+        if character == "{":
+            opened.append(text[i - 1 : i] == "^")
+            highest = max(highest, sum(opened))
+        elif character == "}" and opened:
+            opened.pop()
+    return highest
 
 
 def _braced(text: str, start: int) -> tuple[str, int]:

@@ -54,6 +54,8 @@ def _loaded(text: bytes, where: str) -> Any:
             f"{where}: not valid JSON ({error.msg} at {place}); if the file was cut off, fetch it again. It "
             f"must hold one object a line, or one list of objects"
         ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands
+        raise ValueError(f"{where}: JSON that cannot be read ({_line(error)})") from None
 
 
 def _parquet_rows(path: str | Path) -> Iterator[tuple[str, Any]]:

@@ -63,11 +63,11 @@ def eurus(row: Row) -> Problem | str:
     if row["ability"] != "math":
         return "not mathematics"
     try:
-        question = [turn["content"] for turn in row["prompt"] if turn["role"] == "user"][-1]
+        question = text([turn for turn in row["prompt"] if turn["role"] == "user"][-1], "content")
         gold = row["reward_model"]["ground_truth"]
     except (TypeError, KeyError, IndexError):
         raise ValueError("prompt needs a turn of the user, and reward_model a ground_truth") from None
-    return _problem(re.sub(r"\s*Present the answer in LaTe[xX] format:.*\Z", "", question.strip()), gold)
+    return _problem(re.sub(r"\s*Present the answer in LaTe[xX] format:.*\Z", "", question), gold)
 
 
 def gsm8k(row: Row) -> Problem | str:
