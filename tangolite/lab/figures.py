@@ -15,6 +15,7 @@ from pathlib import Path
 
 COMMANDS = {  # folder of figures/ -> the command that makes what it holds
     "claims": "python -m tangolite claims --out figures/claims",
+    "bench": "python -m tangolite bench peers --out figures/bench/peers.json (and cost, cost.json)",
     "logprob": "python -m tangolite bench logprob --out figures/logprob/cpu.json",
 }
 
