@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from tangolite.inspector.reading import Said, Shown, read_record
+from tangolite.inspector.reading import GRADED, Said, Shown, read_record
 
 LIMIT = 20_000  # characters of one text that the widget shows; a saved page has all
 TOKENS = 4_000
@@ -102,7 +102,7 @@ def _cell(text: str, limit: int | None) -> str:
 
 def head(shown: Shown, limit: int | None = None) -> str:
     """Question, gold answer, and what became of the solution."""
-    graded = {None: "not graded", True: "&#10003; right", False: "&#10007; wrong"}[shown.correct]
+    graded = literal(GRADED[shown.correct])
     gold = "" if shown.gold is None else f"<p><b>Gold answer:</b> <bdi>{literal(shown.gold, limit)}</bdi></p>"
     answer = "none could be read" if shown.answer is None else f"<bdi>{literal(shown.answer, limit)}</bdi>"
     first = next((k for k, true in enumerate(shown.truth or [], 1) if not true), None)
@@ -123,7 +123,7 @@ def steps_table(shown: Shown, said: Sequence[Said], limit: int | None = None) ->
     columns = len(said) * 3 + 3
     rows = "".join(_row(shown, said, k, limit) for k in range(len(shown.steps)))
     finals = "".join(f"<td>{verdict(v.final)}</td><td></td><td></td>" for v in said)
-    graded = {None: "not graded", True: "&#10003; right", False: "&#10007; wrong"}[shown.correct]
+    graded = literal(GRADED[shown.correct])
     agreement = " ".join(_agreement(v.final, shown.correct) for v in said)
     rows = rows or f'<tr><td colspan="{columns + 1}">no steps could be read</td></tr>'
     return (

@@ -100,6 +100,9 @@ class Shown:
         return [said for said in self.said if by is None or said.by == by]
 
 
+GRADED = {None: "not graded", True: "\N{CHECK MARK} right", False: "\N{BALLOT X} wrong"}
+
+
 def read_record(record: Any, place: int = 0) -> list[Shown]:
     """The solutions of a record; one written flat, with ``solution`` and ``verification``, has one."""
     record = record if isinstance(record, Mapping) else {}

@@ -28,7 +28,7 @@ from tangolite.inspector.page import (
     visible,
     votes_table,
 )
-from tangolite.inspector.reading import FILTERS, Advantages, Library, Shown, advantages, side_by_side
+from tangolite.inspector.reading import FILTERS, GRADED, Advantages, Library, Shown, advantages, side_by_side
 from tangolite.models import Policy
 from tangolite.parsing import extract_answer, split_steps
 from tangolite.records import read_records
@@ -353,8 +353,7 @@ def gathered(records: Any) -> list[Any]:
 
 
 def _mark(shown: Shown) -> str:
-    graded = {None: "not graded", True: "\N{CHECK MARK} right", False: "\N{BALLOT X} wrong"}[shown.correct]
-    return f"{visible(shown.kind, 20)}, {graded}"
+    return f"{visible(shown.kind, 20)}, {GRADED[shown.correct]}"
 
 
 def sendable(text: str) -> str:

@@ -31,9 +31,14 @@ class Size(NamedTuple):
     group: int
     tokens: int
     threads: int
+    task: dict
+    prompts: str
 
 
-SIZES = {"tiny": Size("tiny", 16, 8, 80, 1), "135m": Size("135m", 2, 4, 64, 2)}
+SIZES = {
+    "tiny": Size("tiny", 16, 8, 80, 1, {"kind": "chain", "steps": 8}, "tiny"),
+    "135m": Size("135m", 2, 4, 64, 2, {"kind": "stories", "steps": 2}, "chat"),
+}
 
 
 def bench_peers(names: tuple[str, ...] = ("tiny", "135m"), repeats: int = 5) -> dict:
@@ -150,22 +155,13 @@ def _peak_mb() -> float:
     )
 
 
-def _task(size: Size):
-    from tangolite.prompts import CHAT, TINY
-    from tangolite.tasks import ChainArithmetic, Stories
-
-    return (ChainArithmetic(steps=8), TINY) if size.model == "tiny" else (Stories(steps=2), CHAT)
-
-
 def run_ours(size: Size, folder: Path) -> None:
     from tangolite.models import load_policy
     from tangolite.tango import Tango, TangoConfig, generator_update
 
-    prompts = "tiny" if size.model == "tiny" else "chat"
-    task = {"kind": "chain", "steps": 8} if size.model == "tiny" else {"kind": "stories", "steps": 2}
     config = TangoConfig(
-        questions=size.questions, group=size.group, max_new_tokens=size.tokens, step_source="none", task=task,
-        verifier_updates="never", kl_coef=BETA, lr=LR, entropy_coef=0.0, prompts=prompts, micro_batch=10**6,
+        questions=size.questions, group=size.group, max_new_tokens=size.tokens, step_source="none", task=size.task,
+        verifier_updates="never", kl_coef=BETA, lr=LR, entropy_coef=0.0, prompts=size.prompts, micro_batch=10**6,
     )  # fmt: skip
     policy = load_policy(folder / "model")
     policy.model.requires_grad_(True)
@@ -196,9 +192,10 @@ def run_trl(size: Size, folder: Path) -> None:
 
     from tangolite.lab.trl_rewards import outcome_reward
     from tangolite.models import load_policy
-    from tangolite.tasks import problems
+    from tangolite.prompts import CHAT, TINY
+    from tangolite.tasks import problems, task_of
 
-    task, prompts = _task(size)
+    task, prompts = task_of(size.task), TINY if size.prompts == "tiny" else CHAT
     tokenizer = load_policy(folder / "model").tokenizer
     asked = problems(task, 16 * size.questions, "0/generator/0")
     shape = (

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import log10
+from statistics import fmean
 from typing import NamedTuple
 
 from tangolite.evaluate import Interval, bootstrap
@@ -123,12 +125,8 @@ def shown(what: str, found: dict[int, float]) -> Measure:
     return Measure(what, bootstrap(values), values)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _change(curves: dict[int, list[float]], window: int = 10) -> dict[int, float]:
-    return {seed: _mean(c[-window:]) - _mean(c[:window]) for seed, c in curves.items()}
+    return {seed: fmean(c[-window:]) - fmean(c[:window]) for seed, c in curves.items()}
 
 
 END = 60  # generator (policy) updates at which arms are compared
@@ -266,25 +264,22 @@ def wrong_reason(t: Results) -> list[Measure]:
     ]  # fmt: skip
 
 
-def longer(t: Results) -> list[Measure]:
+def elsewhere(metric: str, where: str, t: Results) -> list[Measure]:
+    """Answers on problems that the arms were not trained on."""
+    tango = t.at("tango", metric, END)
     return [
-        larger("answers on chains of 12, after 60 updates on 8: Tango - outcome only",
-               t.at("tango", "answer_longer", END), t.at("outcome only", "answer_longer", END)),
-        shown("Tango on chains of 12", t.at("tango", "answer_longer", END)),
-    ]  # fmt: skip
+        larger(f"answers {where}: Tango - outcome only", tango, t.at("outcome only", metric, END)),
+        shown(f"Tango {where}", tango),
+    ]
 
 
-def letters(t: Results) -> list[Measure]:
-    return [
-        larger("answers on last letters: Tango - outcome only",
-               t.at("tango", "answer_letters", END), t.at("outcome only", "answer_letters", END)),
-        shown("Tango on last letters", t.at("tango", "answer_letters", END)),
-    ]  # fmt: skip
+longer = partial(elsewhere, "answer_longer", "on chains of 12, after 60 updates on chains of 8")
+letters = partial(elsewhere, "answer_letters", "on last letters")
 
 
 def posterior_leads(t: Results) -> list[Measure]:
     prior, posterior = t.curve("covrl", "reward_prior"), t.curve("covrl", "reward_posterior")
-    smallest = {s: min(_mean(posterior[s][i : i + 10]) - _mean(prior[s][i : i + 10])
+    smallest = {s: min(fmean(posterior[s][i : i + 10]) - fmean(prior[s][i : i + 10])
                        for i in range(0, len(prior[s]), 10)) for s in prior}  # fmt: skip
     zero = dict.fromkeys(prior, 0.0)
     return [
@@ -324,7 +319,7 @@ def kl_coefficient(t: Results) -> list[Measure]:
 
 
 def _last(t: Results, arm: str, metric: str) -> dict[int, float]:
-    return {seed: _mean(curve[END - 10 : END]) for seed, curve in t.curve(arm, metric).items()}
+    return {seed: fmean(curve[END - 10 : END]) for seed, curve in t.curve(arm, metric).items()}
 
 
 def nll_coefficient(t: Results) -> list[Measure]:
