@@ -12,8 +12,11 @@ The solutions are in `notebooks/solutions/`; the tests run every check on its so
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 def attempt(check: Callable[..., None], *answer: Any) -> None:
@@ -40,3 +43,22 @@ def _stopped(error: Exception) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "tangolite" not in f.filename]
     place = f" in line {frames[-1].lineno} of the cell ({frames[-1].line})" if frames else ""
     return f"It stopped{place} with {type(error).__name__}: {error}"
+
+
+def name_mistake(
+    found: Tensor, right: Tensor, mistakes: Mapping[str, Tensor], otherwise: str, *, atol: float = 1e-4
+) -> None:
+    """Nothing if ``found`` is right; else fails with the words of the first mistake that gives it, or others.
+
+    ``mistakes`` maps words to what an answer would be that makes this mistake.
+    """
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        return a.shape == b.shape and torch.allclose(
+            a.detach().double(), b.detach().double(), rtol=1e-4, atol=atol
+        )
+
+    if not same(found, right):
+        raise AssertionError(
+            next((words for words, wrong in mistakes.items() if same(found, wrong)), otherwise)
+        )

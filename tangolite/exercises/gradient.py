@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tangolite.exercises import name_mistake
 from tangolite.losses import aggregate
 
 
@@ -146,11 +147,8 @@ def _tensor(found: Any) -> Tensor:
 
 def _explain(found: Tensor, right: Tensor, faults: dict[str, Tensor], otherwise: str) -> None:
     """Passes what is right; else names the mistake that gives what was found, or shows the numbers."""
-    if _same(found, right):
-        return
     numbers = [[round(x, 3) for x in t.double().flatten().tolist()[:4]] for t in (found, right)]
-    unknown = f"{otherwise}: you have {numbers[0]}, and it should be {numbers[1]}"
-    raise AssertionError(next((words for words, wrong in faults.items() if _same(found, wrong)), unknown))
+    name_mistake(found, right, faults, f"{otherwise}: you have {numbers[0]}, and it should be {numbers[1]}")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

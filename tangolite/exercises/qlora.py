@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tangolite.exercises import name_mistake
 from tangolite.models import Policy, tiny_policy
 from tangolite.rollouts import Rollouts
 
@@ -99,7 +100,5 @@ def _learn_something(policy: Policy) -> None:
 
 def _told(otherwise: str, found: Tensor, right: Tensor, mistakes: dict[str, Tensor]) -> None:
     """Nothing if ``found`` is right; else the words of the mistake that it equals, or ``otherwise``."""
-    if not torch.allclose(found, right, atol=1e-4):
-        words = [words for words, wrong in mistakes.items() if torch.allclose(found, wrong, atol=1e-4)]
-        off = (found - right).abs().max()
-        raise AssertionError(words[0] if words else f"{otherwise}: off by up to {off:.2g}")
+    off = (found - right).abs().max()
+    name_mistake(found, right, mistakes, f"{otherwise}: off by up to {off:.2g}")

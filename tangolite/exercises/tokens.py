@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tangolite.exercises import name_mistake
 from tangolite.models import Policy, load_policy
 from tangolite.prompts import TINY
 from tangolite.rollouts import Rollouts, length_mask
@@ -37,7 +38,9 @@ def mask_of(answer: Callable[[Int[Tensor, " B"], int], Bool[Tensor, "B T"]]) -> 
         "it is turned round: padding is counted and completions are not": ~right,
         "completions begin at position 0; yours end at the last one": right.flip(1),
     }
-    _explain(found, right, faults, f"the rows should count {length.tolist()} tokens from the left")
+    name_mistake(
+        found, right, faults, f"the rows should count {length.tolist()} tokens from the left", atol=1e-5
+    )
 
 
 def logp_of(answer: Callable[[Tensor, Tensor, int, float], Float[Tensor, "B T"]]) -> None:
@@ -58,7 +61,13 @@ def logp_of(answer: Callable[[Tensor, Tensor, int, float], Float[Tensor, "B T"]]
         "these are the logits of the tokens: the log-softmax is missing": _pick(logits[:, 1:-1], after),
         "these are probabilities: their logarithm is missing": _pick(every[:, 1:-1], after).exp(),
     }
-    _explain(found, _pick(every[:, 1:-1], ids[:, 2:]), faults, "compare with the three lines of section 4")
+    name_mistake(
+        found,
+        _pick(every[:, 1:-1], ids[:, 2:]),
+        faults,
+        "compare with the three lines of section 4",
+        atol=1e-5,
+    )
     _tempered(answer, logits, ids)
     _stable(answer, logits, ids)
 
@@ -84,7 +93,7 @@ def _tempered(answer: Callable, logits: Tensor, ids: Tensor) -> None:
         "log-probs over a temperature are no distribution any more: divide the logits": once / 2,
         "the logits are multiplied by the temperature, which sharpens where it should flatten": sharp,
     }
-    _explain(answer(logits, ids, 2, 2.0), right, faults, "right at temperature 1, not at 2")
+    name_mistake(answer(logits, ids, 2, 2.0), right, faults, "right at temperature 1, not at 2", atol=1e-5)
 
 
 def _stable(answer: Callable, logits: Tensor, ids: Tensor) -> None:
@@ -148,14 +157,6 @@ def _pick(rows: Float[Tensor, "B T V"], ids: Int[Tensor, "B T"]) -> Float[Tensor
 
 def _is_tensor(found: object) -> None:
     assert isinstance(found, Tensor), f"a tensor is wanted, not {type(found).__name__}"
-
-
-def _explain(found: Tensor, right: Tensor, faults: dict[str, Tensor], otherwise: str) -> None:
-    """Passes if the answer is right; else says which of the typical mistakes gives it."""
-    if _same(found, right):
-        return
-    fault = next((words for words, wrong in faults.items() if _same(found, wrong)), otherwise)
-    raise AssertionError(fault)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

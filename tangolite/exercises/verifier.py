@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tangolite.exercises import name_mistake
+
 # --- 1: class weights -------------------------------------------------------------------------------
 
 Weights = Callable[[float, float, Bool[Tensor, " B"]], Float[Tensor, " B"]]
@@ -37,7 +39,8 @@ def weights_of(answer: Weights) -> None:
             torch.where(batch, *_roots(2.0, 4.0))
         ),
     }
-    _explain(found, _scaled(raw), mistakes)
+    otherwise = f"expected {_shown(_scaled(raw))}, got {_shown(found)}"
+    name_mistake(found, _scaled(raw), mistakes, otherwise, atol=1e-5)
     _one_class(answer)
 
 
@@ -76,13 +79,6 @@ def _roots(right: float, wrong: float) -> tuple[float, float]:
 
 def _scaled(weights: Tensor) -> Tensor:
     return weights / weights.mean()
-
-
-def _explain(found: Tensor, right: Tensor, mistakes: dict[str, Tensor]) -> None:
-    if _same(found, right):
-        return
-    fault = next((words for words, wrong in mistakes.items() if _same(found, wrong)), None)
-    raise AssertionError(fault or f"expected {_shown(right)}, got {_shown(found)}")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
