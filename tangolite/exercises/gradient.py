@@ -149,7 +149,3 @@ def _explain(found: Tensor, right: Tensor, faults: dict[str, Tensor], otherwise:
     """Passes what is right; else names the mistake that gives what was found, or shows the numbers."""
     numbers = [[round(x, 3) for x in t.double().flatten().tolist()[:4]] for t in (found, right)]
     name_mistake(found, right, faults, f"{otherwise}: you have {numbers[0]}, and it should be {numbers[1]}")
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a.double(), b.double(), atol=1e-4)

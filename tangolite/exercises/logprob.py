@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tangolite.exercises import name_mistake
 from tangolite.logprob import linear_logprob
 
 if TYPE_CHECKING:
@@ -188,14 +189,9 @@ def _told(
     otherwise: str, found: Tensor, right: Tensor, mistakes: dict[str, Tensor], atol: float = 1e-3
 ) -> None:
     """Nothing if ``found`` is right; else the words of the mistake that it equals, or ``otherwise``."""
-
-    def equal(x):
-        return torch.allclose(found.to(x.dtype), x, rtol=1e-5, atol=atol)
-
-    if not equal(right):
-        assert not found.isnan().any(), "there is a NaN: infinity less infinity, or 0 times infinity?"
-        words = next((words for words, wrong in mistakes.items() if equal(wrong)), None)
-        raise AssertionError(words or f"{otherwise} (off by up to {abs(found - right).max():.2g})")
+    assert not found.isnan().any(), "there is a NaN: infinity less infinity, or 0 times infinity?"
+    otherwise = f"{otherwise} (off by up to {abs(found - right).max():.2g})"
+    name_mistake(found, right, mistakes, otherwise, atol=atol)
 
 
 def _off_in(found: Tensor, right: Tensor) -> list[int]:

@@ -157,7 +157,3 @@ def _pick(rows: Float[Tensor, "B T V"], ids: Int[Tensor, "B T"]) -> Float[Tensor
 
 def _is_tensor(found: object) -> None:
     assert isinstance(found, Tensor), f"a tensor is wanted, not {type(found).__name__}"
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a.float(), b.float(), atol=1e-5)
