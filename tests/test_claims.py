@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from tangolite.evaluate import Interval
 from tangolite.lab import claims
-from tangolite.lab.claims import arms_for, entries, looks, results, run
+from tangolite.lab.claims import arms_for, entries, looks, results, run, score_model
 from tangolite.lab.claims.arms import ARMS, COVRL, GENERATOR, LONG, TANGO, WARMUP, Arm
 from tangolite.lab.claims.entries import (
     CLAIMS,
@@ -26,9 +27,12 @@ from tangolite.lab.claims.entries import (
     verdict,
 )
 from tangolite.lab.claims.run import counted, density_not_held, plan, rows_file
+from tangolite.lab.claims.score_model import ScoreModel
 from tangolite.losses import covrl_kl
 from tangolite.settings import RunError, load_recipe, with_seed
 from tangolite.tango import TangoConfig
+from tangolite.tasks import problems
+from tangolite.updates import seeded
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -131,6 +135,54 @@ def test_scores_are_held_against_what_is_right() -> None:
     assert found["eval/final_balanced"] == pytest.approx((1 + 2 / 3) / 2)
 
 
+def test_variances_are_those_of_a_worked_case() -> None:
+    """A vocabulary of two, by hand: p = (0.01, 0.99), q = (0.98, 0.02)."""
+    p, q = (0.01, 0.99), (0.98, 0.02)
+    mean = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    kl = sum(m * math.log(m / a) for m, a in zip(mean, p, strict=True))
+    u, s = ([m / pi for m, pi in zip(mean, source, strict=True)] for source in (p, q))
+    values = {
+        "ours_prior": (p, [x * math.log(x) - x + 1 for x in u]),
+        "ours_posterior": (q, [y * math.log(x) + y - 1 for x, y in zip(u, s, strict=True)]),
+        "k1": (mean, [math.log(x) for x in u]),
+        "k3": (mean, [1 / x - 1 + math.log(x) for x in u]),
+    }
+    found = looks.variances(torch.tensor([p]).log(), torch.tensor([q]).log())
+    assert found["eval/kl_exact"] == pytest.approx(kl, rel=1e-4)
+    for name, (chance, k) in values.items():
+        assert sum(c * x for c, x in zip(chance, k, strict=True)) == pytest.approx(kl), (
+            name
+        )  # each is unbiased
+        spread = sum(c * (x - kl) ** 2 for c, x in zip(chance, k, strict=True))
+        assert found[f"eval/variance_{name}"] == pytest.approx(spread, rel=1e-3), name
+
+
+@pytest.fixture(scope="module")
+def small_run():
+    config = replace(load_recipe("tango-tiny"), questions=4, group=4, updates=2, step_source="none")
+    return looks.Tango(config, *map(looks_policy, ("tiny-generator", "tiny-verifier")))
+
+
+def test_a_score_does_not_depend_on_what_stands_beside_it_in_the_batch(small_run) -> None:
+    _, short = looks.solve(small_run, problems(looks.SHORT, 3, "a"), 1, seeded("a"))
+    _, long = looks.solve(small_run, problems(small_run.task, 3, "b"), 1, seeded("b"))
+    model = ScoreModel(looks_policy("tiny-verifier"), small_run.prompts, 0)
+    alone = torch.cat([model.scores([s]) for s in (*short, *long)])
+    assert torch.allclose(model.scores([*short, *long]), alone, atol=1e-5) and alone.std() > 0
+
+
+def test_a_score_model_learns_outcomes_and_then_pays_by_nothing_else(small_run, monkeypatch) -> None:
+    model = ScoreModel(looks_policy("tiny-verifier"), small_run.prompts, 0)
+    _, seen = looks.solve(
+        small_run, problems(small_run.task, 4, "0/generator/0"), 4, seeded(0, "solutions", 0)
+    )
+    losses = score_model.taught(small_run, model, updates=12, lr=3e-3)
+    assert sum(losses[-3:]) < sum(losses[:3])
+    paid = score_model.paid_by_scores(small_run, model, 0)
+    assert paid["reward"] == pytest.approx(float(model.scores(seen).mean()), abs=1e-5)
+    assert paid["correct"] == sum(s.correct for s in seen) / 16
+
+
 def test_the_mistake_of_claim_16_has_the_right_value_and_another_gradient() -> None:
     from tangolite import losses
 
@@ -157,6 +209,7 @@ def test_a_verdict_is_read_from_the_whole_interval() -> None:
     assert verdict(Interval(0.2, 0.1, 0.3)) == HOLDS
     assert verdict(Interval(-0.2, -0.3, -0.1)) == FAILS
     assert verdict(Interval(0.0, -0.1, 0.1)) == OPEN
+    assert verdict(Interval(0.1, -0.1, 0.3)) == verdict(Interval(-0.1, -0.3, 0.1)) == OPEN
     assert verdict(Interval(0.0, 0.0, 0.0)) == FAILS  # no difference is no gain
 
 

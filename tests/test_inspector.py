@@ -248,7 +248,7 @@ def test_advantages_are_those_of_a_generator_update():
             solved(("1+1=2", "2+1=4"), "4", judged=[True, False], kind="sample")]  # fmt: skip
     read = read_record(record(solved(judged=[True], kind="greedy"), *rows))
     found = advantages(read, 2)
-    assert found.group == 2
+    assert found.group == 2 and advantages(read, 0).group == 1  # the greedy solution is not of the group
     length = [len(s.pieces[0]) for s in read[1:]]
     mask = torch.arange(max(length))[None] < torch.tensor(length)[:, None]
     pairs = [step_rewards(s.said[0].judgements, s.pieces[1], max(length)) for s in read[1:]]
@@ -259,6 +259,11 @@ def test_advantages_are_those_of_a_generator_update():
         step_advantage(reward, where, same, mask),
     )
     assert found.mixed(0.3) == pytest.approx(mix_advantages(outcome, step, 0.3)[1, : length[1]].tolist())
+
+
+def test_solutions_that_others_gave_are_no_group():
+    given = read_record(record(solved(judged=[True], kind="given"), solved(judged=[False], kind="given")))
+    assert [advantages(given, i).group for i in range(2)] == [1, 1]
 
 
 def test_a_solution_that_was_never_verified_or_graded_has_no_advantage():

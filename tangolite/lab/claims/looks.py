@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tangolite.covrl import CoVRL, sample_traces
@@ -93,7 +94,7 @@ def scored(solutions: Sequence[Solution], scores: Tensor) -> dict[str, float]:
 
 
 def estimator_variance(run: CoVRL, questions: int = 32) -> dict[str, float]:
-    """Per token, mean over positions: variance of ours, k1 and k3 as estimates of KL(p' || p), and their bias.
+    """Per token, mean over positions: variance of ours, k1 and k3 as estimates of KL(p' || p), and that KL.
 
     Ours is sampled as in training, from the template of its trace; k1 and k3 from p' itself, as is usual.  All
     are summed over the vocabulary at the same prefixes, so nothing here is itself an estimate.
@@ -103,10 +104,13 @@ def estimator_variance(run: CoVRL, questions: int = 32) -> dict[str, float]:
     traces, _ = sample_traces(run.policy, run.prompts, asked, config, seeded("variance"))
     with torch.no_grad():
         log_p, log_q = run.policy.all_logp(traces.prior), run.policy.all_logp(traces.posterior)
-    mask, flat = traces.prior.mask, lambda x: x[traces.prior.mask]
-    p, q = flat(log_p), flat(log_q)
-    kl = flat(exact_composite_kl(log_p, log_q))
-    mixed = composite_logp(p, q)
+    mask = traces.prior.mask
+    return variances(log_p[mask], log_q[mask]) | {"eval/length": float(mask.sum(1).float().mean())}
+
+
+def variances(p: Float[Tensor, "N V"], q: Float[Tensor, "N V"]) -> dict[str, float]:
+    """The mean over N prefixes of each estimator's variance, from all log-probs of prior and posterior there."""
+    kl, mixed = exact_composite_kl(p, q), composite_logp(p, q)
     prior = torch.ones(len(p), dtype=torch.bool)
     sources = {
         "ours_prior": (p, covrl_kl(p, q, prior)), "ours_posterior": (q, covrl_kl(p, q, ~prior)),
@@ -116,7 +120,7 @@ def estimator_variance(run: CoVRL, questions: int = 32) -> dict[str, float]:
     for name, (log_pi, value) in sources.items():
         second = (log_pi.exp() * value.square()).sum(-1) - kl.square()
         found[f"eval/variance_{name}"] = float(second.clamp(min=0).mean())
-    return found | {"eval/length": float(mask.sum(1).float().mean())}
+    return found
 
 
 # --- hard questions (claim 2) --------------------------------------------------------------------------
