@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -73,12 +74,15 @@ def test_the_loss_difference_sees_another_loss() -> None:
     inputs = {"completion_mask": mask, "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5])}
     assert _loss_difference(torch.tensor(0.0), logp, inputs) == pytest.approx(0.0, abs=1e-6)
     assert _loss_difference(torch.tensor(0.1), logp, inputs) == pytest.approx(0.1, abs=1e-6)
+    far = inputs | {"ref_per_token_logps": logp - 1}
+    k3 = bench_peers.BETA * (math.exp(-1) - 1 + 1)  # d = ref - logp = -1 at every token
+    assert _loss_difference(torch.tensor(k3), logp, far) == pytest.approx(0.0, abs=1e-7)
 
 
 def test_medians_and_ranges_are_those_of_the_updates() -> None:
     rows = {"ours": [{"seconds": s, "tokens": 100} for s in (1.0, 2.0, 4.0)],
             "trl": [{"seconds": s, "tokens": 100} for s in (3.0, 4.0, 6.0)]}  # fmt: skip
-    ends = {"ours": {"peak_mb": 5}, "trl": {"peak_mb": 9, "loss_difference": 1e-7}}
+    ends = {"ours": {"peak_mb": 5}, "trl": {"peak_mb": 9, "loss": 0.25, "loss_difference": 1e-7}}
     found = _summary("tiny", rows, ends)
     assert found["ours"]["seconds"] == 2.0 and found["ours"]["range"] == [1.0, 4.0]
     assert found["times_trl"] == 2.0 and found["trl"]["tokens_per_second"] == 25.0

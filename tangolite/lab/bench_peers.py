@@ -119,7 +119,7 @@ def _summary(name: str, rows: dict[str, list[dict]], ends: dict[str, dict]) -> d
         }  # fmt: skip
     pairs = [t["seconds"] / o["seconds"] for o, t in zip(rows["ours"], rows["trl"], strict=True)]
     found["times_trl"] = round(statistics.median(pairs), 2)
-    return found | {"loss_difference": ends["trl"]["loss_difference"]}
+    return found | {name: ends["trl"][name] for name in ("loss", "loss_difference")}
 
 
 def _said(name: str, found: dict) -> str:
@@ -130,8 +130,8 @@ def _said(name: str, found: dict) -> str:
             f"  {side:5} {row['seconds']:.3f} s ({row['range'][0]:.3f} to {row['range'][1]:.3f}), "
             f"{row['tokens_per_second']:,.0f} tokens/s, peak memory {row['peak_mb']:,.0f} MB"
         )
-    lines.append(f"  ours makes {found['times_trl']:.2f} times as many updates; on TRL's batch our loss differs from "
-                 f"TRL's by {found['loss_difference']:.1e}")  # fmt: skip
+    lines.append(f"  ours makes {found['times_trl']:.2f} times as many updates; on TRL's last batch, whose loss is "
+                 f"{found['loss']:.1e}, ours differs by {found['loss_difference']:.1e}")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -206,7 +206,9 @@ def run_trl(size: Size, folder: Path) -> None:
     class Turns(TrainerCallback):
         def on_step_begin(self, args, state, control, **_: Any) -> None:
             if not _wait_for_turn():
-                _say({"peak_mb": _peak_mb(), "loss_difference": trainer.loss_difference()})
+                loss, _, _ = trainer.last
+                difference = _loss_difference(*trainer.last)
+                _say({"peak_mb": _peak_mb(), "loss": float(loss), "loss_difference": difference})
                 os._exit(0)  # in the middle of training, which has no way to end before an update
             self.began = time.perf_counter()
 
@@ -225,9 +227,6 @@ def run_trl(size: Size, folder: Path) -> None:
             self.tokens = int(inputs["completion_mask"].sum())
             self.last = (loss.detach(), self.scores[0].detach(), inputs)
             return loss
-
-        def loss_difference(self) -> float:
-            return _loss_difference(*self.last)
 
     batch = size.questions * size.group
     args = trl.GRPOConfig(
