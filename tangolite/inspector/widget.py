@@ -61,6 +61,7 @@ class VerifierInspector(widgets.VBox):
             policy if isinstance(policy, Mapping) else {} if policy is None else {"verifier": policy}
         )
         self.task, self.busy, self._stop = task, None, threading.Event()
+        self.solutions: list[Shown] = []  # of the record that is shown
         self._quiet = False
         self._make_controls()
         self.library = Library(gathered(records))
@@ -160,12 +161,8 @@ class VerifierInspector(widgets.VBox):
         return self.library.places[self.which.value]
 
     @property
-    def solutions(self) -> list[Shown]:
-        return self._solutions
-
-    @property
     def shown(self) -> Shown:
-        return self._solutions[self.solution.value]
+        return self.solutions[self.solution.value]
 
     def _loud(self, draw) -> None:
         """Draw because of the reader, not because a control was filled."""
@@ -199,14 +196,14 @@ class VerifierInspector(widgets.VBox):
         self.alpha.value = round(min(max(self.alpha.value + by * self.alpha.step, 0.0), 1.0), 2)
 
     def _open_record(self, which: int | None = None) -> None:
-        self._solutions = self.library[self.places[self.record.value - 1]]
-        if not self._solutions:
+        self.solutions = self.library[self.places[self.record.value - 1]]
+        if not self.solutions:
             self.view.value = render_feedback({})
             self.strip.value = ""
             return
-        names = [(f"{i + 1} of {len(self._solutions)}: {_mark(s)}", i) for i, s in enumerate(self._solutions)]
+        names = [(f"{i + 1} of {len(self.solutions)}: {_mark(s)}", i) for i, s in enumerate(self.solutions)]
         test = FILTERS[self.which.value]
-        first = next((i for i, s in enumerate(self._solutions) if test(s)), 0) if which is None else which
+        first = next((i for i, s in enumerate(self.solutions) if test(s)), 0) if which is None else which
         self._fill(self.solution, options=names)
         self._fill(self.solution, value=first)
         self._open_solution()
@@ -238,7 +235,7 @@ class VerifierInspector(widgets.VBox):
         body = head(shown, LIMIT) + steps_table(shown, said, LIMIT) + votes + texts(shown, said, LIMIT)
         self.view.value = f'{STYLE}<div class="tl" role="region" aria-label="verification">{body}</div>'
         by = said[0].by if said else None
-        self._advantages: Advantages = advantages(self._solutions, self.solution.value, by)
+        self._advantages: Advantages = advantages(self.solutions, self.solution.value, by)
         self._draw_strip()
 
     def _draw_strip(self) -> None:
@@ -281,7 +278,7 @@ class VerifierInspector(widgets.VBox):
             if not self.places:
                 raise ValueError("no record is shown")
             body = render_feedback({"question": self.shown.question, "gold": self.shown.gold,
-                             "solutions": [s.raw for s in self._solutions]})  # fmt: skip
+                             "solutions": [s.raw for s in self.solutions]})  # fmt: skip
             there.write_text(page(f"Feedback: {self.shown.question}", body), encoding="utf-8")
         except (OSError, ValueError) as error:
             self._say(f"Not saved: {error}")
