@@ -90,11 +90,10 @@ def solved(steps=("1+2=3",), answer="3", *, judged=None, final=True, **more) -> 
 def test_the_worked_example_shows_each_step_with_verdict_analysis_reward_and_truth():
     found = Page(render_feedback(WORKED))
     rows = [row for row in found.tables if row and row[0] in "12345"]
-    assert [row[2] for row in rows] == ["\u2713 CORRECT"] * 3 + ["\u2717 INCORRECT"] * 2
-    assert [row[4] for row in rows] == ["+0.2", "+0.2", "+0.2", "-0.2", "-0.2"]
-    assert [row[5] for row in rows] == ["\u2713 true"] * 3 + ["\u2717 false"] * 2
-    assert all(row[6] == "agrees" for row in rows)
-    assert rows[3][3].startswith("Step 4: at x = 1 the denominator") and "boxed" not in rows[3][3]
+    assert [row[2] for row in rows] == ["\u2713 true"] * 3 + ["\u2717 false"] * 2
+    assert [row[3] for row in rows] == ["\u2713 CORRECT agrees"] * 3 + ["\u2717 INCORRECT agrees"] * 2
+    assert [row[5] for row in rows] == ["+0.2", "+0.2", "+0.2", "-0.2", "-0.2"]
+    assert rows[3][4].startswith("Step 4: at x = 1 the denominator") and "boxed" not in rows[3][4]
     assert "first false step: 4" in found.text and "Gold answer: 7" in found.text
 
 

@@ -14,6 +14,7 @@ from html import escape
 from typing import Any
 
 from tangolite.inspector.reading import GRADED, Said, Shown, read_record
+from tangolite.rewards import step_rewards
 
 LIMIT = 20_000  # characters of one text that the widget shows; a saved page has all
 TOKENS = 4_000
@@ -30,9 +31,9 @@ body.tl-page{background:#161616}}
 .tl .tl-wide{overflow-x:auto}
 .tl table{border-collapse:collapse;margin:.3em 0;color:var(--ink);font-size:13px}
 .tl caption{text-align:left;padding:.2em 0;color:var(--ink);white-space:nowrap}
-.tl table th,.tl table td{border:1px solid var(--line);padding:3px 8px;text-align:left;vertical-align:top}
-.tl table th,.tl table td{white-space:normal}.tl td bdi{display:inline-block;min-width:6em}
-.tl th{background:var(--soft)}.tl table td.tl-num{text-align:right;white-space:nowrap}
+.tl table th,.tl table td{border:1px solid var(--line);padding:3px 6px;vertical-align:top}
+.tl table th,.tl table td{white-space:normal;text-align:left!important}.tl td bdi{display:inline-block;min-width:5em}
+.tl th{background:var(--soft)}.tl table td.tl-num{text-align:right!important;white-space:nowrap}
 .tl bdi,.tl pre{unicode-bidi:isolate;overflow-wrap:anywhere}
 .tl pre{white-space:pre-wrap;background:var(--soft);color:var(--ink);padding:6px;margin:.2em 0;
 max-height:22em;
@@ -114,40 +115,43 @@ def head(shown: Shown, limit: int | None = None) -> str:
 
 
 def steps_table(shown: Shown, said: Sequence[Said], limit: int | None = None) -> str:
-    """One row a step, for each of the verifications its verdict, analysis and reward; then the truth."""
+    """One row a step: its text, the truth, and for each verification its verdict, analysis and reward."""
     names = [literal(v.by or "verifier", 40) for v in said]
     heads = "".join(
         f'<th scope="col">{n} says</th><th scope="col">{n}: analysis</th><th scope="col">reward</th>'
         for n in names
     )
-    columns = len(said) * 3 + 3
-    rows = "".join(_row(shown, said, k, limit) for k in range(len(shown.steps)))
-    finals = "".join(f"<td>{verdict(v.final)}</td><td></td><td></td>" for v in said)
-    graded = literal(GRADED[shown.correct])
-    agreement = " ".join(_agreement(v.final, shown.correct) for v in said)
-    rows = rows or f'<tr><td colspan="{columns + 1}">no steps could be read</td></tr>'
+    rewards = [
+        step_rewards(v.judgements, range(len(shown.steps)), len(shown.steps))[0].tolist() for v in said
+    ]
+    rows = "".join(_row(shown, said, rewards, k, limit) for k in range(len(shown.steps)))
+    rows = rows or f'<tr><td colspan="{3 + 3 * len(said)}">no steps could be read</td></tr>'
+    finals = "".join(f"<td>{_said(v.final, shown.correct)}</td><td></td><td></td>" for v in said)
     return (
-        '<div class="tl-wide"><table><caption>Each step, what was said of it, and what is true</caption>'
-        f'<thead><tr><th scope="col">step</th><th scope="col">text</th>{heads}<th scope="col">truth</th>'
-        f'<th scope="col">verifier</th></tr></thead><tbody>{rows}'
-        f'<tr><th scope="row">final</th><td>the whole solution</td>{finals}<td>{graded}</td>'
-        f"<td>{agreement}</td></tr></tbody></table></div>"
+        '<div class="tl-wide"><table><caption>Each step, what is true, and what was said of it</caption>'
+        f'<thead><tr><th scope="col">step</th><th scope="col">text</th><th scope="col">truth</th>{heads}</tr></thead>'
+        f'<tbody>{rows}<tr><th scope="row">final</th><td>the whole solution</td>'
+        f"<td>{literal(GRADED[shown.correct])}</td>{finals}</tr></tbody></table></div>"
     )
 
 
-def _row(shown: Shown, said: Sequence[Said], k: int, limit: int | None) -> str:
-    cells, agree = [], []
+def _row(
+    shown: Shown, said: Sequence[Said], rewards: Sequence[list[float]], k: int, limit: int | None
+) -> str:
     true = None if shown.truth is None else shown.truth[k]
-    for v in said:
+    cells = [f'<th scope="row">{k + 1}</th>{_cell(shown.steps[k], limit)}<td>{_truth(true)}</td>']
+    for v, reward in zip(said, rewards, strict=True):
         judged = None if v.judgements is None else v.judgements[k]
-        reward = "none" if judged is None else f"{(1 if judged else -1) / len(shown.steps):+.3g}"
         analysis = v.analyses[k] if k < len(v.analyses) else ""
-        cells.append(f"<td>{verdict(judged)}</td>{_cell(analysis, limit)}<td class='tl-num'>{reward}</td>")
-        agree.append(_agreement(judged, true))
-    return (
-        f'<tr><th scope="row">{k + 1}</th>{_cell(shown.steps[k], limit)}{"".join(cells)}'
-        f"<td>{_truth(true)}</td><td>{' '.join(agree)}</td></tr>"
-    )
+        earned = "none" if judged is None else f"{reward[k]:+.3g}"
+        cells.append(
+            f'<td>{_said(judged, true)}</td>{_cell(analysis, limit)}<td class="tl-num">{earned}</td>'
+        )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _said(judged: bool | None, true: bool | None) -> str:
+    return f"{verdict(judged)} {_agreement(judged, true)}".rstrip()
 
 
 def votes_table(shown: Shown, said: Sequence[Said]) -> str:
