@@ -206,7 +206,15 @@ def test_it_reads_well_wide_and_narrow_light_and_dark(seen, tmp_path):
             picture = shot(seen, f"inspector-{'dark' if dark else 'light'}-{name}", tmp_path)
             assert picture.shape[1] == width and (picture.mean() < 0.5) == dark
             assert contrast(seen) >= 4.5
+            words, cell = (
+                right_edge(seen, at) for at in (".tl[aria-label=verification] p", ".jp-OutputArea")
+            )
+            assert words <= cell + 1, f"words run out of their cell at {width}"
     seen.set_viewport_size({"width": 1280, "height": 1600})
+
+
+def right_edge(page, selector: str) -> float:
+    return page.evaluate("s => document.querySelector(s).getBoundingClientRect().right", selector)
 
 
 def contrast(page) -> float:

@@ -27,7 +27,8 @@ STYLE = """<style>
 color:var(--ink);background:var(--paper);font:14px/1.45 system-ui,sans-serif;padding:2px 6px;max-width:1100px}
 @media (prefers-color-scheme:dark){.tl-page .tl{--ink:#eee;--paper:#161616;--soft:#2b2b2b;--line:#888}
 body.tl-page{background:#161616}}
-.tl h3{font-size:1.05em;margin:.7em 0 .25em}.tl p{margin:.25em 0}
+.tl h3{font-size:1.05em;margin:.7em 0 .25em}.tl p{margin:.25em 0;white-space:normal;overflow-wrap:anywhere}
+.widget-html-content:has(>.tl){min-width:0}
 .tl .tl-wide{overflow-x:auto}
 .tl table{border-collapse:collapse;margin:.3em 0;color:var(--ink);font-size:13px}
 .tl caption{text-align:left;padding:.2em 0;color:var(--ink);white-space:nowrap}
