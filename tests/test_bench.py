@@ -58,8 +58,10 @@ def test_trls_update_and_ours_take_turns_and_their_losses_agree() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         report = bench_peers.bench_peers(("tiny",), repeats=1)
-    found = json.loads(json.dumps(report))["sizes"]["tiny"]
-    assert found["loss_difference"] < 1e-5
+    report = json.loads(json.dumps(report))
+    found = report["sizes"]["tiny"]
+    assert abs(found["loss"]) > 0.05 and found["loss_difference"] < 1e-5
+    assert [row["sequences"] for row in report["sampling"]] == [128, 128]
     for side in ("ours", "trl"):
         assert (
             found[side]["seconds"] > 0

@@ -2,7 +2,8 @@
 
 Both train the same model on the same prompts, group size, token limit, reward, KL and learning rate, each in a
 process of its own, and take turns update by update, so that what else the machine does falls on both alike.  One
-update of each is warm-up.  The last batch of TRL's is also given to our loss, which must agree.
+update of each is warm-up.  TRL's last batch, with advantages and old log-probs that are far from zero and one
+another, is also given to our loss, which must agree.  At last our sampler takes turns with `generate`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from tangolite.lab.bench import bench_sampling
 
 BETA, LR = 1e-3, 1e-5
 
@@ -62,7 +65,7 @@ def bench_peers(names: tuple[str, ...] = ("tiny", "135m"), repeats: int = 5) -> 
             ends = {side: process.end() for side, process in sides.items()}
         report["sizes"][name] = _summary(name, rows, ends)
         print(_said(name, report["sizes"][name]), flush=True)
-    return report
+    return report | {"sampling": bench_sampling(sizes=(128,), repeats=repeats)}
 
 
 def _save_model(size: Size, folder: Path) -> None:
@@ -130,8 +133,8 @@ def _said(name: str, found: dict) -> str:
             f"  {side:5} {row['seconds']:.3f} s ({row['range'][0]:.3f} to {row['range'][1]:.3f}), "
             f"{row['tokens_per_second']:,.0f} tokens/s, peak memory {row['peak_mb']:,.0f} MB"
         )
-    lines.append(f"  ours makes {found['times_trl']:.2f} times as many updates; on TRL's last batch, whose loss is "
-                 f"{found['loss']:.1e}, ours differs by {found['loss_difference']:.1e}")  # fmt: skip
+    lines.append(f"  ours makes {found['times_trl']:.2f} times as many updates; on a batch whose loss is "
+                 f"{found['loss']:.3f}, the two losses differ by {found['loss_difference']:.1e}")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -206,9 +209,9 @@ def run_trl(size: Size, folder: Path) -> None:
     class Turns(TrainerCallback):
         def on_step_begin(self, args, state, control, **_: Any) -> None:
             if not _wait_for_turn():
-                loss, _, _ = trainer.last
-                difference = _loss_difference(*trainer.last)
-                _say({"peak_mb": _peak_mb(), "loss": float(loss), "loss_difference": difference})
+                peak = _peak_mb()
+                loss, difference = _compared(trainer)
+                _say({"peak_mb": peak, "loss": loss, "loss_difference": difference})
                 os._exit(0)  # in the middle of training, which has no way to end before an update
             self.began = time.perf_counter()
 
@@ -223,10 +226,8 @@ def run_trl(size: Size, folder: Path) -> None:
             return self.scores
 
         def compute_loss(self, model, inputs, *args: Any, **more: Any):
-            loss = super().compute_loss(model, inputs, *args, **more)
-            self.tokens = int(inputs["completion_mask"].sum())
-            self.last = (loss.detach(), self.scores[0].detach(), inputs)
-            return loss
+            self.tokens, self.last = int(inputs["completion_mask"].sum()), inputs
+            return super().compute_loss(model, inputs, *args, **more)
 
     batch = size.questions * size.group
     args = trl.GRPOConfig(
@@ -242,8 +243,24 @@ def run_trl(size: Size, folder: Path) -> None:
     trainer.train()
 
 
+def _compared(trainer) -> tuple[float, float]:
+    """TRL's loss of its last batch, and how far ours is from it.
+
+    A batch whose rewards are all alike has no advantages, and before an update every ratio is one: any two
+    losses would agree there.  So both are given advantages from -1 to 2 and old log-probs that make one ratio
+    in two leave the clip range.
+    """
+    logp, draw = trainer.scores[0].detach(), torch.Generator().manual_seed(0)
+    inputs = trainer.last | {
+        "advantages": torch.linspace(-1, 2, len(logp)),
+        "old_per_token_logps": logp + 0.3 * torch.randn(logp.shape, generator=draw),
+    }
+    loss = float(trainer.compute_loss(trainer.model, inputs).detach())
+    return loss, _loss_difference(loss, trainer.scores[0].detach(), inputs)
+
+
 def _loss_difference(loss, logp, inputs) -> float:
-    """Our loss of TRL's last batch against TRL's own."""
+    """Our loss of a batch of TRL's against TRL's own."""
     from tangolite.losses import aggregate, kl_penalty, policy_loss
 
     mask = inputs["completion_mask"].bool()
