@@ -186,12 +186,13 @@ def sample_traces(
     cut = [row if end is None else row[: end + 1] for row, end in zip(ids, ends, strict=True)]
     found = torch.tensor([end is not None for end in ends])
     answers = [answer_tokens(policy, p.shown) for p in asked]
-    before = [p + z + opening for p, z, (opening, _, _) in zip(prior, cut, answers, strict=True)]
+    before = [p + z + opening for p, z, (opening, _) in zip(prior, cut, answers, strict=True)]
+    answer = _view(policy, before, [y for _, y in answers], torch.ones_like(found))
     traces = Traces(
         prior=_view(policy, prior, cut, sampled.terminated),
         posterior=_view(policy, posterior, cut, sampled.terminated),
-        answer=_view(policy, before, [y for _, y, _ in answers], torch.ones_like(found)),
-        answer_mask=pad_right([own for _, _, own in answers], 0)[0].bool(),
+        answer=answer,
+        answer_mask=answer.mask,
         from_prior=from_prior,
         valid=found & torch.tensor([_valid(policy.decode(row)) for row in cut]),
         truncated=~found & ~sampled.terminated,
@@ -211,10 +212,11 @@ def _valid(trace: str) -> bool:
     return once and trace.startswith("<think>") and trace.endswith("</think>")
 
 
-def answer_tokens(policy: Policy, reference: str) -> tuple[list[int], list[int], list[bool]]:
-    """(opening tag, answer and closing tag, which of these hold the reference).
+def answer_tokens(policy: Policy, reference: str) -> tuple[list[int], list[int]]:
+    """(opening tag, the tokens of the reference).
 
-    Tokenised in one piece, as the model would write it; a token across a boundary belongs to the answer.
+    Tokenised with both tags in one piece, as the model would write it; a token across a boundary belongs to the
+    reference, and what follows it is left out.
     """
     text = f"<answer>{reference}</answer>"
     encoded = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -223,7 +225,7 @@ def answer_tokens(policy: Policy, reference: str) -> tuple[list[int], list[int],
     first = own.index(True) if True in own else len(own)
     last = len(own) - own[::-1].index(True) if True in own else len(own)
     ids = list(encoded["input_ids"])
-    return ids[:first], ids[first:last], own[first:last]
+    return ids[:first], ids[first:last]
 
 
 def reward_of(policy: Policy, traces: Traces, recipe: str, rows: int = 128) -> Float[Tensor, " B"]:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tangolite.covrl import CoVRL, written_answer
+from tangolite.grading import answers_match
+from tangolite.models import Policy
 from tangolite.parsing import Verification, split_steps
 from tangolite.sampling import sample_shared
 from tangolite.tango import Solution, Tango, judgement_metrics, solve, verify
-from tangolite.tasks import Task, problems
+from tangolite.tasks import Problem, Task, problems
 from tangolite.updates import seeded
 
 # --- scores, from plain lists ------------------------------------------------------------------------
@@ -80,7 +82,8 @@ def processbench_f1(predicted: Sequence[int | None], label: Sequence[int]) -> fl
 # --- held-out evaluation of a run --------------------------------------------------------------------
 
 METRICS = {
-    "eval/answer": "Held-out problems answered rightly, decoding greedily.",
+    "eval/answer": "Held-out problems answered rightly, decoding greedily (by CoVRL's prior: the whole "
+    "reference).",
     "eval/step_truth": "Share of true steps in these greedy solutions.",
     "eval/answer_sampled": "Held-out problems answered rightly at the training temperature.",
     "eval/step_balanced": "Balanced accuracy of the verifier's step judgements (sampled) on the "
@@ -115,24 +118,18 @@ def evaluate(run: Tango | CoVRL, count: int = 256, seed: int | str = "held-out")
 
 def evaluate_tango(run: Tango, count: int, seed: int | str) -> dict[str, float]:
     """The generator greedily; the verifier on what the generator writes now, and on a fixed pool."""
-    found = evaluate_generator(run, count, seed)
+    _, greedy = solve(run, problems(run.task, count, seed), 1, seeded(seed, "greedy"), temperature=0.0)
+    now = sampled_solutions(run, run.generator, count, seed)
+    found = {"eval/answer": _mean([s.correct for s in greedy])}
+    found["eval/answer_sampled"] = _mean([s.correct for s in now])
+    if (truth := step_truth(run.task, greedy)) is not None:
+        found["eval/step_truth"] = truth
     if run.config.step_source == "verifier":
-        _, now = _sampled(run, run.generator, count, seed)
         found |= {f"eval/{k}": v for k, v in evaluate_verifier(run, now).items()}
-        _, pool = _sampled(run, run.players["generator"].reference, count, seed)
+        pool = sampled_solutions(run, run.players["generator"].reference, count, seed)
         scores = evaluate_verifier(run, pool)
         kept = ("step_balanced", "final_balanced", "first_error_f1")
         found |= {f"eval/pool_{k}": scores[k] for k in kept if k in scores}
-    return found
-
-
-def evaluate_generator(run: Tango, count: int, seed: int | str) -> dict[str, float]:
-    asked = problems(run.task, count, seed)
-    _, greedy = solve(run, asked, 1, seeded(seed, "greedy"), temperature=0.0)
-    reward, _ = _sampled(run, run.generator, count, seed)
-    found = {"eval/answer": _mean([s.correct for s in greedy]), "eval/answer_sampled": reward}
-    if (truth := step_truth(run.task, greedy)) is not None:
-        found["eval/step_truth"] = truth
     return found
 
 
@@ -158,8 +155,9 @@ def evaluate_covrl(run: CoVRL, count: int, seed: int | str) -> dict[str, float]:
     for name, prompts in shown.items():
         ids = [run.prompts.encode(policy.tokenizer, text) for text in prompts]
         rollouts = sample_shared(
-            policy, ids, max_new_tokens=run.config.max_new_tokens, temperature=0.0, generator=seeded(seed)
-        )
+            policy, ids, chunk=run.config.sample_batch, max_new_tokens=run.config.max_new_tokens,
+            temperature=0.0, generator=seeded(seed),
+        )  # fmt: skip
         texts = [policy.decode(rollouts.tokens(row)) for row in range(count)]
         known = [
             run.task.step_truth(p, [s.text for s in split_steps(t)])
@@ -169,10 +167,16 @@ def evaluate_covrl(run: CoVRL, count: int, seed: int | str) -> dict[str, float]:
         if flat:
             found[f"eval/step_truth{name}"] = _mean(flat)
         if not name:
-            found["eval/answer"] = _mean(
-                [written_answer(t) == p.shown for p, t in zip(asked, texts, strict=True)]
-            )
+            found["eval/answer"] = _mean([answered(p, t) for p, t in zip(asked, texts, strict=True)])
     return found
+
+
+def answered(problem: Problem, text: str) -> bool:
+    """Does the prior's text give the reference?  Graded where that is an answer; word for word where it is more."""
+    written = written_answer(text) or ""
+    return written == problem.shown or (
+        problem.shown == problem.answer and answers_match(written, problem.answer)
+    )
 
 
 def step_truth(task: Task, solutions: Sequence[Solution]) -> float | None:
@@ -181,11 +185,9 @@ def step_truth(task: Task, solutions: Sequence[Solution]) -> float | None:
     return _mean(flat) if flat else None
 
 
-def _sampled(run: Tango, policy, count: int, seed) -> tuple[float, list[Solution]]:
-    """Solutions by some policy at the training temperature: (share of right answers, solutions)."""
-    asked = problems(run.task, count, seed)
-    _, solutions = solve(run, asked, 1, seeded(seed, "sampled"), policy=policy)
-    return _mean([s.correct for s in solutions]), solutions
+def sampled_solutions(run: Tango, policy: Policy, count: int, seed: int | str) -> list[Solution]:
+    """Solutions of held-out problems by some policy, at the training temperature."""
+    return solve(run, problems(run.task, count, seed), 1, seeded(seed, "sampled"), policy=policy)[1]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -261,8 +261,8 @@ def tango_loss(
 ) -> TangoLoss:
     """Tango's objective, for either player: `policy - entropy_coef * entropy + kl_coef * kl`.
 
-    The policy term is `policy_loss`; `kl` is `kl_penalty` towards `ref_logp` (0 if None), "k3" clamped at 10
-    as released, "k2" in the REINFORCE++ recipe; `entropy` (B, T) is that of each token's distribution (0 if
+    The policy term is `policy_loss`; `kl` is `kl_penalty` towards `ref_logp` (0 if None): "k3", clamped at
+    `kl_clamp` as released, or "k2", never clamped, in the REINFORCE++ recipe; `entropy` (B, T) is that of each token's distribution (0 if
     None). All three use one aggregation; `sample_weight`, the verifier's class weights, multiplies the policy
     term only. Raises ValueError for wrong shapes or names.
     """
@@ -280,7 +280,8 @@ def tango_loss(
     mask = mask.bool()
     kl = mean_entropy = torch.zeros_like(policy.loss)
     if ref_logp is not None:
-        per_token = kl_penalty(_fill(logp, mask), _fill(ref_logp, mask), kind=kl_kind, clamp=kl_clamp)
+        per_token = kl_penalty(_fill(logp, mask), _fill(ref_logp, mask), kind=kl_kind,
+                               clamp=kl_clamp if kl_kind == "k3" else None)  # fmt: skip
         kl = _aggregate(per_token, mask, aggregate, constant_length=constant_length)
     if entropy is not None:
         mean_entropy = _aggregate(entropy, mask, aggregate, constant_length=constant_length)

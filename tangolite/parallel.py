@@ -2,8 +2,9 @@
 
 Every process holds the whole batch of rollouts and computes rewards and advantages from it, which is cheap
 and makes them the same everywhere.  What is dear is shared: chunks of prompts are sampled, and micro-batches
-are learned from, by one process each; then completions are gathered and gradients added.  So a run gives
-the same numbers on any number of processes, up to the order of sums.
+are learned from, by one process each; then completions are gathered and gradients added.  So a run with a
+`sample_batch` gives the same numbers on any number of processes, up to the order of sums; without one each process
+draws its share of the completions from a random generator of its own.
 
 Processes are started by torchrun or `accelerate launch`; with one process nothing here does anything.
 """

@@ -34,7 +34,7 @@ from tangolite.parsing import (
     verifier_format_score,
 )
 from tangolite.prompts import CHAT, TINY
-from tangolite.rewards import ClassWeights, step_rewards, verifier_reward
+from tangolite.rewards import ClassWeights, generator_reward, step_rewards, verifier_reward
 from tangolite.rollouts import Rollouts, must_be_finite
 from tangolite.sampling import keep_served, sample_shared, served_by
 from tangolite.sources import task_from
@@ -66,7 +66,7 @@ class TangoConfig:
     verifications: int = 1  # R, of a solution in a generator update
     estimator: str = "grpo"  # grpo | rloo | reinforce++
     rloo_step_scale: float = 10.0  # the released trainer's constant
-    alpha: float = 0.1
+    alpha: float = 0.1  # 0.5 in the REINFORCE++ recipe
     alpha_min: float = 1e-3
     alpha_schedule: str = "exp"  # exp | linear | cosine | none
     class_weights: str = "sqrt_inverse"  # sqrt_inverse | inverse | none
@@ -81,7 +81,7 @@ class TangoConfig:
     clip_eps: float = 0.2
     kl_coef: float = 1e-3
     verifier_kl_coef: float = 1e-3
-    kl_kind: str = "k3"
+    kl_kind: str = "k3"  # k1 | k2 (the REINFORCE++ recipe's) | k3 | abs
     entropy_coef: float = 1e-3
     aggregate: str = "token"  # token | sequence | constant
     mask_truncated: bool = False
@@ -113,6 +113,11 @@ class TangoConfig:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} must be one of {', '.join(values)}, got {getattr(self, name)!r}")
+        for name in ("alpha", "final_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if self.alpha_min < 0 or (self.alpha_schedule == "exp" and self.alpha_min == 0):
+            raise ValueError(f"alpha_min must be positive for alpha_schedule exp, got {self.alpha_min}")
         if self.estimator == "rloo" and self.group < 2:
             raise ValueError("rloo leaves one out, so it needs group >= 2: raise group, or take grpo")
 
@@ -299,15 +304,12 @@ def judge(run: Tango, solutions, truths, random: torch.Generator) -> list[list[V
 def outcome_rewards(
     run: Tango, solutions: Sequence[Solution], verifications: Sequence[Sequence[Verification]]
 ) -> Float[Tensor, " B"]:
-    """w * outcome + (1 - w) * final judgement (mean over R), where a final judgement was found."""
-    weight, rewards = run.config.final_weight, []
-    for solution, found in zip(solutions, verifications, strict=True):
-        finals = [float(v.final) for v in found if v.final is not None]
-        passed = not run.config.gate or run.task.restates(solution.problem, solution.steps)
-        outcome = float(solution.correct and passed)
-        final = sum(finals) / len(finals) if finals else outcome
-        rewards.append(weight * outcome + (1 - weight) * final)
-    return torch.tensor(rewards)
+    """`generator_reward` of every solution; of R verifications the mean of the final judgements found."""
+    passed = [not run.config.gate or run.task.restates(s.problem, s.steps) for s in solutions]
+    outcome = torch.tensor([float(s.correct and ok) for s, ok in zip(solutions, passed, strict=True)])
+    finals = [[float(v.final) for v in found if v.final is not None] for found in verifications]
+    final = torch.tensor([sum(f) / max(len(f), 1) for f in finals])
+    return generator_reward(outcome, final, run.config.final_weight, found=torch.tensor(list(map(bool, finals))))
 
 
 def with_step_rewards(rollouts: Rollouts, solutions, verifications) -> Rollouts:
@@ -381,8 +383,8 @@ METRICS = {
     "approx_kl": "Estimated KL between the policy that sampled and the one that was trained.",
     "grad_norm": "Norm of the gradient before clipping.",
     "server_gap": "Mean distance in nats between a server's log-probs and the trainer's (with a server).",
-    "reward": "Mean reward of the batch: for the generator the share of right answers, for the verifier "
-    "1.0 * [final judgement right] + 0.8 * format.",
+    "reward": "Mean reward of the batch: for the generator the share of right answers (unless `gate` or "
+    "`final_weight` change what is paid), for the verifier 1.0 * [final judgement right] + 0.8 * format.",
     "length": "Mean tokens of a completion, the end of sequence included.",
     "truncated": "Share of completions cut off at the length limit.",
     "dead_groups": "Share of groups whose rewards are all equal: they give no outcome signal.",

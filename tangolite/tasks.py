@@ -309,7 +309,7 @@ def task_of(settings: dict) -> Task:
 
 
 def problems(task: Task, count: int, seed: int | str) -> list[Problem]:
-    """``count`` problems; the same seed always gives the same ones (training uses "train/<update>")."""
+    """``count`` problems; the same seed always gives the same ones (an update's is "SEED/PLAYER/UPDATE")."""
     rng = random.Random(f"{seed}")
     return [task.problem(rng) for _ in range(count)]
 

@@ -354,6 +354,10 @@ def test_tango_recipe_clamps_k3_and_reinforce_uses_k2():
         49.598, abs=1e-3
     )
     assert tango_loss(*arguments, ref_logp=row(-1.0), kl_kind="k2").kl.item() == 8.0
+    far = row(-7.0).requires_grad_()  # past the clamp of k3, with a gradient
+    kl = tango_loss(far, far.detach(), *arguments[2:], ref_logp=row(-1.0), kl_kind="k2", kl_coef=1.0)
+    kl.loss.backward()
+    assert kl.kl.item() == 18.0 and far.grad.item() == pytest.approx(-6.0)
 
 
 @AGGREGATIONS

@@ -11,6 +11,7 @@ from transformers.utils.logging import warning_once
 
 from tangolite.models import Policy, tiny_policy, tiny_tokenizer
 from tangolite.sampling import choose, sample, sample_generate
+from tangolite.sampling.decoder import _Decoder
 
 SAMPLERS = pytest.mark.parametrize("sampler", [sample, sample_generate])
 PROMPTS = [[3, 30, 22, 31, 7], [3, 40], [5, 33, 22, 35, 24, 58, 7], [9]]
@@ -66,9 +67,25 @@ def test_recorded_log_probs_are_those_of_the_tempered_policy(sampler, temperatur
     rollouts = sampler(policy, PROMPTS, n=12, max_new_tokens=10, temperature=temperature, generator=seeded())
     assert_recorded(policy, rollouts, temperature)
     assert not rollouts.old_logp.requires_grad and not rollouts.old_logp[~rollouts.mask].any()
-    if temperature > 0:  # the batch has rows that end at once, late, and not at all: the cache was compacted
+    if temperature > 0:  # the batch has rows that end at once, late, and not at all
         assert len(set(rollouts.length.tolist())) > 5
         assert rollouts.terminated.any() and not rollouts.terminated.all()
+
+
+@pytest.mark.parametrize("n", [1, 12])
+def test_finished_rows_leave_the_batch_and_change_nothing_for_the_others(monkeypatch, n):
+    """Work follows the tokens that are needed, and every row is what it would be if none ever left."""
+    policy, prompts, steps = policy_of(), PROMPTS * 3, []
+    step = _Decoder.step
+    monkeypatch.setattr(_Decoder, "step", lambda self, token: steps.append(len(token)) or step(self, token))
+    left = sample(policy, prompts, n=n, max_new_tokens=40, generator=seeded())
+    needed = left.n_tokens - len(left)  # the first token of each comes from the prompt
+    assert needed <= sum(steps) < 1.3 * needed and sum(steps) < 0.6 * len(left) * max(left.length)
+    monkeypatch.setattr(_Decoder, "keep", lambda self, rows: pytest.fail("a row left"))
+    monkeypatch.setattr("tangolite.sampling.decoder.LEAVE_AT", 2.0)
+    stayed = sample(policy, prompts, n=n, max_new_tokens=40, generator=seeded())
+    assert left.completion_ids.tolist() == stayed.completion_ids.tolist()
+    torch.testing.assert_close(left.old_logp, stayed.old_logp, atol=1e-5, rtol=0)
 
 
 @SAMPLERS
@@ -159,11 +176,10 @@ def test_frequencies_of_the_first_two_tokens_match_the_softmax(sampler, temperat
 
 
 @pytest.mark.parametrize(("draw", "token"), [(0.0, 3), (1 - 2**-24, 1), (0.5, 1)])
-def test_the_ends_of_the_unit_interval_never_give_a_token_of_probability_zero(monkeypatch, draw, token):
-    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, draw))
+def test_the_ends_of_the_unit_interval_never_give_a_token_of_probability_zero(draw, token):
     never = float("-inf")
     logits = torch.tensor([[never, 2.0, never, 0.0, never, never]]).repeat(3, 1)
-    chosen, logp = choose(logits, 1.0, None)
+    chosen, logp = choose(logits, 1.0, torch.full((3, 1), draw))
     assert chosen.tolist() == [token] * 3
     torch.testing.assert_close(logp, torch.log_softmax(logits, -1)[:, token])
 

@@ -80,11 +80,11 @@ def sample_shared(
 ) -> Rollouts:
     """As `sample`, ``chunk`` prompts at a time, the chunks shared out over the processes of a run.
 
-    Every chunk has a random generator of its own, so the completions do not depend on the number of
-    processes.  0 takes all prompts at once, or with several processes an equal share each.
+    Every chunk has a random generator of its own, so with a ``chunk`` the completions do not depend on the
+    number of processes.  0 takes all prompts at once, or with several processes an equal share each.
     """
     settings = {"n": n, "max_new_tokens": max_new_tokens, "temperature": temperature}
-    if processes() == 1 and not 0 < chunk < len(prompts):
+    if processes() == 1 and not chunk:
         return sample(policy, prompts, generator=generator, **settings)
     chunk = chunk or -(-len(prompts) // processes())
     pieces = [prompts[i : i + chunk] for i in range(0, len(prompts), chunk)]

@@ -13,22 +13,23 @@ from torch import Tensor
 
 from tangolite.rollouts import length_mask
 
+LEAVE_AT = 0.1  # copying the cache pays once a tenth has finished
+
 
 def choose(
-    logits: Float[Tensor, "B V"], temperature: float, generator: torch.Generator | None
+    logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, "B 1"]
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
     """One token per row and its log-prob, drawn by inverting the cumulative distribution.
 
-    The random number lies in (0, 1] and the token is the first whose cumulative probability reaches it,
-    so a token of probability 0 is never drawn.
+    ``u`` is uniform on [0, 1).  The token is the first whose cumulative probability reaches 1 - u, so a token
+    of probability 0 is never drawn.
     """
     logp = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
     if temperature == 0:
         token = logp.argmax(-1)
     else:
         cumulative = logp.exp().cumsum(-1)
-        u = 1 - torch.rand(len(logp), 1, generator=generator).to(logp.device)  # `generator` is the CPU's
-        token = (cumulative < u * cumulative[:, -1:]).sum(-1)
+        token = (cumulative < (1 - u.to(logp.device)) * cumulative[:, -1:]).sum(-1)
     return token, logp.gather(1, token[:, None])[:, 0]
 
 
@@ -63,14 +64,17 @@ def _decode(policy, ids, length, n, tokens, logp, temperature, generator) -> int
     decoder = _Decoder(policy.model, len(ids), n, max_new_tokens)
     hidden = decoder.read(ids.to(policy.device), length.to(policy.device))
     alive, eos = torch.arange(len(tokens)), torch.tensor(policy.eos_ids)
+    ended = torch.zeros(len(tokens), dtype=torch.bool)  # of those in the batch, which go on until they leave it
     for t in range(max_new_tokens):
-        token, token_logp = choose(decoder.head(hidden), temperature, generator)
+        u = torch.rand(len(tokens), 1, generator=generator)  # for all, so that no row's luck hangs on the others
+        token, token_logp = choose(decoder.head(hidden), temperature, u[alive])
         tokens[alive, t], logp[alive, t] = token.cpu(), token_logp.cpu()
-        running = ~torch.isin(token.cpu(), eos)
-        if not running.any() or t + 1 == max_new_tokens:
+        ended |= torch.isin(token.cpu(), eos)
+        if ended.all() or t + 1 == max_new_tokens:
             break
-        if running.sum() < 0.9 * len(running):  # copying the cache pays once a tenth has finished
-            alive, token = alive[running], token[running]
+        if ended.sum() > LEAVE_AT * len(ended):
+            running = ~ended
+            alive, token, ended = alive[running], token[running], ended[running]
             decoder.keep(running)
         hidden = decoder.step(token)
     return t + 1
@@ -113,7 +117,7 @@ class _Decoder:
         self.hidden_pad = pad[:, None, None, None] if bool(pad.any()) else None
 
         def attend(index, q, k, v):
-            self.prompts.append((k, v))
+            self.prompts.append((k.mT.contiguous(), v.contiguous()))  # read at every step, views would be copied
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=seen, enable_gqa=self.heads != self.kv_heads
             )
@@ -128,16 +132,22 @@ class _Decoder:
         return hidden
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the rows."""
+        """Go on with some of the rows, and with the prompts that these answer."""
         self.own, self.slot = self.own[:, :, rows], self.slot[rows]
+        prompts, place = torch.unique(self.slot // self.n, return_inverse=True)
+        if len(prompts) < len(self.prompt_length):
+            self.slot = place * self.n + self.slot % self.n
+            self.prompts = [(keys[prompts], values[prompts]) for keys, values in self.prompts]
+            self.prompt_length = self.prompt_length[prompts]
+            self.hidden_pad = None if self.hidden_pad is None else self.hidden_pad[prompts]
 
     def _attend(self, index, q, k, v) -> Float[Tensor, "B H 1 d"]:
         keys, values = self.own[index][:, :, :, : self.sampled + 1]
         keys[:, :, -1:], values[:, :, -1:] = k, v
         q = q.view(len(q), self.kv_heads, -1, self.size) * self.size**-0.5
         prompt_keys, prompt_values = self.prompts[index]
-        scores = torch.cat([self._by_prompt(q, prompt_keys.mT, self.hidden_pad), q @ keys.mT], dim=-1)
-        shares = scores.softmax(-1).split([prompt_keys.shape[2], keys.shape[2]], dim=-1)
+        scores = torch.cat([self._by_prompt(q, prompt_keys, self.hidden_pad), q @ keys.mT], dim=-1)
+        shares = scores.softmax(-1).split([prompt_keys.shape[3], keys.shape[2]], dim=-1)
         out = self._by_prompt(shares[0], prompt_values) + shares[1] @ values
         return out.view(len(q), self.heads, 1, self.size)
 
