@@ -262,9 +262,9 @@ def tango_loss(
     """Tango's objective, for either player: `policy - entropy_coef * entropy + kl_coef * kl`.
 
     The policy term is `policy_loss`; `kl` is `kl_penalty` towards `ref_logp` (0 if None): "k3", clamped at
-    `kl_clamp` as released, or "k2", never clamped, in the REINFORCE++ recipe; `entropy` (B, T) is that of each token's distribution (0 if
-    None). All three use one aggregation; `sample_weight`, the verifier's class weights, multiplies the policy
-    term only. Raises ValueError for wrong shapes or names.
+    `kl_clamp` as released, or "k2", never clamped, in the REINFORCE++ recipe; `entropy` (B, T) is that of each
+    token's distribution (0 if None). All three use one aggregation; `sample_weight`, the verifier's class weights,
+    multiplies the policy term only. Raises ValueError for wrong shapes or names.
     """
     check_shape(logp.shape, ref_logp=ref_logp, entropy=entropy)
     policy = policy_loss(

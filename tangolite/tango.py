@@ -309,7 +309,9 @@ def outcome_rewards(
     outcome = torch.tensor([float(s.correct and ok) for s, ok in zip(solutions, passed, strict=True)])
     finals = [[float(v.final) for v in found if v.final is not None] for found in verifications]
     final = torch.tensor([sum(f) / max(len(f), 1) for f in finals])
-    return generator_reward(outcome, final, run.config.final_weight, found=torch.tensor(list(map(bool, finals))))
+    return generator_reward(
+        outcome, final, run.config.final_weight, found=torch.tensor(list(map(bool, finals)))
+    )
 
 
 def with_step_rewards(rollouts: Rollouts, solutions, verifications) -> Rollouts:

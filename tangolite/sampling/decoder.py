@@ -64,9 +64,13 @@ def _decode(policy, ids, length, n, tokens, logp, temperature, generator) -> int
     decoder = _Decoder(policy.model, len(ids), n, max_new_tokens)
     hidden = decoder.read(ids.to(policy.device), length.to(policy.device))
     alive, eos = torch.arange(len(tokens)), torch.tensor(policy.eos_ids)
-    ended = torch.zeros(len(tokens), dtype=torch.bool)  # of those in the batch, which go on until they leave it
+    ended = torch.zeros(
+        len(tokens), dtype=torch.bool
+    )  # of those in the batch, which go on until they leave it
     for t in range(max_new_tokens):
-        u = torch.rand(len(tokens), 1, generator=generator)  # for all, so that no row's luck hangs on the others
+        u = torch.rand(
+            len(tokens), 1, generator=generator
+        )  # for all, so that no row's luck hangs on the others
         token, token_logp = choose(decoder.head(hidden), temperature, u[alive])
         tokens[alive, t], logp[alive, t] = token.cpu(), token_logp.cpu()
         ended |= torch.isin(token.cpu(), eos)
@@ -117,7 +121,9 @@ class _Decoder:
         self.hidden_pad = pad[:, None, None, None] if bool(pad.any()) else None
 
         def attend(index, q, k, v):
-            self.prompts.append((k.mT.contiguous(), v.contiguous()))  # read at every step, views would be copied
+            self.prompts.append(
+                (k.mT.contiguous(), v.contiguous())
+            )  # read at every step, views would be copied
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=seen, enable_gqa=self.heads != self.kv_heads
             )

@@ -16,7 +16,8 @@ class Arm(NamedTuple):
 
     ``counts`` is the player whose updates are counted on the horizontal axis.  ``after`` names an arm whose
     finished run this one goes on from (the same verifier warm-up, then something else): exactly what it would
-    have got by itself, since every update draws from its seed and number alone.
+    have got by itself, since every update draws from its seed and number alone.  ``meets`` names an arm
+    whose trained generator the verifier is shown at the end.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Arm(NamedTuple):
     changes: dict
     counts: str = "generator"
     after: str | None = None
+    meets: str | None = None
 
     @property
     def slug(self) -> str:
@@ -43,13 +45,17 @@ def _warmed(name: str, what: str, frozen: bool = False, after: str = "warm-up", 
     return Arm(name, what, "tango", schedule | {"updates": updates} | changes, after=after)
 
 
-def _verifier(name: str, what: str, updates: int, after: str | None = None, **changes) -> Arm:
+def _verifier(
+    name: str, what: str, updates: int, after: str | None = None, meets: str | None = None, **changes
+) -> Arm:
     """The verifier alone; the generator stays as it began."""
     alone = {"verifier_warmup": updates, "updates": updates}
-    return Arm(name, what, "tango", alone | changes, counts="verifier", after=after)
+    return Arm(name, what, "tango", alone | changes, counts="verifier", after=after, meets=meets)
 
 
 NONE = {"step_source": "none"}
+# The whole recipe that the paper's authors give REINFORCE++; its alpha of 0.5 is tango-tiny's as well.
+PLUSPLUS = {"estimator": "reinforce++", "kl_kind": "k2", "entropy_coef": 0.0}
 
 TANGO = (
     _verifier("warm-up", "the verifier's warm-up, which the arms below begin with", WARMUP),
@@ -60,23 +66,23 @@ TANGO = (
     _warmed("frozen warmed", "step rewards of a verifier trained by RL, then frozen", frozen=True),
     _warmed("tango", "both learn, three updates to one"),
     _verifier("frozen generator", "the verifier alone, as many updates as in Tango",
-              WARMUP + GENERATOR // 3, "warm-up"),
+              WARMUP + GENERATOR // 3, "warm-up", meets="tango"),
     _warmed("alpha 0.5 fixed", "Tango, alpha held at 0.5", alpha_schedule="none"),
     _warmed("alpha 0.1 fixed", "Tango, alpha held at 0.1", alpha=0.1, alpha_schedule="none"),
     _warmed("alpha 0.1 decayed", "Tango, alpha from 0.1 to 0.001 (the paper's)", alpha=0.1, alpha_min=0.001),
     _verifier("warm-up, rloo", "the warm-up with RLOO", WARMUP, estimator="rloo"),
     _warmed("tango, rloo", "Tango with RLOO", after="warm-up, rloo", estimator="rloo"),
     _tango("outcome only, rloo", "outcome only with RLOO", estimator="rloo", **NONE),
-    _verifier("warm-up, reinforce++", "the warm-up with REINFORCE++", WARMUP, estimator="reinforce++"),
-    _warmed("tango, reinforce++", "Tango with REINFORCE++", after="warm-up, reinforce++", estimator="reinforce++"),
-    _tango("outcome only, reinforce++", "outcome only with REINFORCE++", estimator="reinforce++", **NONE),
+    _verifier("warm-up, reinforce++", "the warm-up with REINFORCE++ and k2", WARMUP, **PLUSPLUS),
+    _warmed("tango, reinforce++", "Tango with REINFORCE++ and k2", after="warm-up, reinforce++", **PLUSPLUS),
+    _tango("outcome only, reinforce++", "outcome only with REINFORCE++ and k2", **PLUSPLUS, **NONE),
     *(Arm(name, f"the verifier on hard questions, of which one try in eight ends right; {what}", "hard",
           {"verifier_warmup": 40, "updates": 40, "class_weights": method}, counts="verifier")
       for name, method, what in (("no class weights", "none", "all samples alike"),
                                  ("weights 1/sqrt(count)", "sqrt_inverse", "the paper's weights"),
                                  ("weights 1/count", "inverse", "the recipe's weights"))),
-    _warmed("paid by verdicts", "the warmed verifier, frozen, pays for its final judgement, and nothing checks it",
-            frozen=True, final_weight=0.0),
+    _warmed("paid by verdicts", "the warmed verifier, frozen, pays for its final judgement alone",
+            frozen=True, final_weight=0.0, alpha=0.0, alpha_schedule="none"),
     Arm("paid by scores", "a head that was taught right from wrong by labels, frozen, pays its probability",
         "scores", {"verifier_updates": "never", "updates": GENERATOR} | NONE),
 )  # fmt: skip

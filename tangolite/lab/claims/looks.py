@@ -11,32 +11,37 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tangolite.covrl import CoVRL, sample_traces
-from tangolite.evaluate import evaluate, first_error
+from tangolite.evaluate import evaluate, evaluate_verifier, first_error, sampled_solutions
 from tangolite.losses import composite_logp, covrl_kl, exact_composite_kl, kl_penalty
-from tangolite.tango import Solution, Tango, judgement_metrics, solve, verify
+from tangolite.models import Policy
+from tangolite.tango import Solution, Tango, balanced, judgement_metrics, solve, verify
 from tangolite.tasks import ChainArithmetic, LastLetters, Problem, problems
 from tangolite.updates import seeded
 
 COUNT = 256
-LONGER = {"eval/answer_longer": ChainArithmetic(steps=12), "eval/answer_letters": LastLetters()}
+OTHERS = {
+    "eval/answer_six": ChainArithmetic(steps=6),  # seen in the warm start, never in RL
+    "eval/answer_twelve": ChainArithmetic(steps=12),  # longer than anything it saw
+    "eval/answer_letters": LastLetters(),
+}
 
 
-def look(run: Tango | CoVRL, learned: int) -> dict[str, float]:
-    """The core's evaluation and, every sixty updates, what costs more."""
+def look(run: Tango | CoVRL, learned: int, last: bool = False) -> dict[str, float]:
+    """The core's evaluation and, every sixty updates and at the end, what costs more."""
     found = evaluate(run)
     if isinstance(run, CoVRL):
         return found | estimator_variance(run)
-    if learned % 60 == 0:
+    if learned % 60 == 0 or last:
         found |= other_tasks(run)
-    if run.config.step_source == "verifier":
-        found |= named_errors(run)
+        if run.config.step_source == "verifier":
+            found |= named_errors(run)
     return found
 
 
 def other_tasks(run: Tango) -> dict[str, float]:
-    """Greedy answers on chains of 12, longer than any the generator saw, and on last letters."""
+    """Greedy answers on tasks that RL did not train on."""
     scores = {}
-    for name, task in LONGER.items():
+    for name, task in OTHERS.items():
         wide = replace(run.config, max_new_tokens=160)
         there = _Elsewhere(run, wide, task)
         _, greedy = solve(there, problems(task, COUNT, "elsewhere"), 1, seeded("elsewhere"), temperature=0.0)
@@ -54,19 +59,41 @@ class _Elsewhere:
 def named_errors(run: Tango) -> dict[str, float]:
     """Of wrong solutions that the verifier rejects: how often is the first error that it names the true one?
 
-    On what the generator writes now.  Beside it how often the final judgement says CORRECT, which is what a
-    verifier that pays by itself would pay.
+    On what the generator writes now, and on the fixed pool (what it wrote at the start).  Beside it how often the
+    final judgement on the present solutions says CORRECT, which is what a verifier that pays by itself would pay.
     """
-    _, solutions = solve(run, problems(run.task, COUNT, "named"), 1, seeded("named"))
-    _, read = verify(run, solutions, 1, seeded("named", "verify"))
-    kinds = [kind_of(v.judgements, v.final, run.task.step_truth(s.problem, s.steps))
-             for s, v in zip(solutions, read, strict=True) if not s.correct]  # fmt: skip
-    rejected = [kind for kind in kinds if kind in ("true error", "another step", "no step")]
-    found = {f"eval/named_{name.replace(' ', '_')}": kinds.count(name) / max(len(kinds), 1) for name in KINDS}
-    if rejected:
-        found["eval/named_exact"] = rejected.count("true error") / len(rejected)
-    found["eval/says_correct"] = sum(v.final is True for v in read) / COUNT
-    return found | {"eval/is_correct": sum(s.correct for s in solutions) / COUNT}
+    found = {}
+    writers = {"named": run.generator, "pool_named": run.players["generator"].reference}
+    for name, writer in writers.items():
+        solutions = sampled_solutions(run, writer, COUNT, "named")
+        _, read = verify(run, solutions, 1, seeded("named", "verify"))
+        kinds = [kind_of(v.judgements, v.final, run.task.step_truth(s.problem, s.steps))
+                 for s, v in zip(solutions, read, strict=True) if not s.correct]  # fmt: skip
+        rejected = [kind for kind in kinds if kind != "accepted"]
+        found |= {f"eval/{name}_{k.replace(' ', '_')}": kinds.count(k) / max(len(kinds), 1) for k in KINDS}
+        if rejected:
+            found[f"eval/{name}_exact"] = rejected.count("true error") / len(rejected)
+        if writer is run.generator:
+            said = [v.final for v in read]
+            found |= said_and_true(solutions, [float(final is True) for final in said], said)
+    return found
+
+
+def said_and_true(
+    solutions: Sequence[Solution], paid: Sequence[float], said: Sequence[bool | None]
+) -> dict[str, float]:
+    """What a judge of whole solutions would pay, beside the share that is right, and how well it judges."""
+    right = [s.correct for s in solutions]
+    return {
+        "eval/says_correct": sum(paid) / len(paid), "eval/is_correct": sum(right) / len(right),
+        "eval/judged_balanced": balanced(said, right),
+    }  # fmt: skip
+
+
+def met(run: Tango, generator: Policy) -> dict[str, float]:
+    """How the verifier judges the steps of another generator, at held-out problems."""
+    found = evaluate_verifier(run, sampled_solutions(run, generator, COUNT, "held-out"))
+    return {f"eval/met_{name}": found[name] for name in ("step_balanced", "first_error_f1")}
 
 
 KINDS = ("true error", "another step", "no step", "accepted")
@@ -82,22 +109,13 @@ def kind_of(judgements: Sequence[bool] | None, final: bool | None, truth: Sequen
     return "true error" if named == first_error(truth) else "another step"
 
 
-def scored(solutions: Sequence[Solution], scores: Tensor) -> dict[str, float]:
-    """A score model on solutions: its mean score beside the share that is right, and accuracy at one half."""
-    right = torch.tensor([s.correct for s in solutions])
-    said = scores > 0.5
-    classes = [said[right == label] == label for label in (True, False) if (right == label).any()]
-    return {
-        "eval/says_correct": float(scores.mean()), "eval/is_correct": float(right.float().mean()),
-        "eval/final_balanced": sum(float(c.float().mean()) for c in classes) / len(classes),
-    }  # fmt: skip
-
-
 def estimator_variance(run: CoVRL, questions: int = 32) -> dict[str, float]:
     """Per token, mean over positions: variance of ours, k1 and k3 as estimates of KL(p' || p), and that KL.
 
-    Ours is sampled as in training, from the template of its trace; k1 and k3 from p' itself, as is usual.  All
-    are summed over the vocabulary at the same prefixes, so nothing here is itself an estimate.
+    Ours is sampled as in training, from the template of its trace, and so is its rival `weighted_k1`, which the
+    importance weights p'/p and p'/q make unbiased there.  (k3 with these weights *is* ours.)  `k1` and `k3` are
+    drawn from p' itself, which whole traces of one template never are.  All are summed over the vocabulary at
+    the same prefixes, so nothing here is itself an estimate.
     """
     asked = [p for p in problems(run.task, questions, "variance") for _ in range(2)]
     config = replace(run.config, alpha=0.5)
@@ -112,10 +130,10 @@ def variances(p: Float[Tensor, "N V"], q: Float[Tensor, "N V"]) -> dict[str, flo
     """The mean over N prefixes of each estimator's variance, from all log-probs of prior and posterior there."""
     kl, mixed = exact_composite_kl(p, q), composite_logp(p, q)
     prior = torch.ones(len(p), dtype=torch.bool)
-    sources = {
-        "ours_prior": (p, covrl_kl(p, q, prior)), "ours_posterior": (q, covrl_kl(p, q, ~prior)),
-        "k1": (mixed, kl_penalty(mixed, p, kind="k1")), "k3": (mixed, kl_penalty(mixed, p, kind="k3")),
-    }  # fmt: skip
+    sources = {"ours_prior": (p, covrl_kl(p, q, prior)), "ours_posterior": (q, covrl_kl(p, q, ~prior))}
+    sources |= {kind: (mixed, kl_penalty(mixed, p, kind=kind)) for kind in ("k1", "k3")}
+    for template, log_pi in (("prior", p), ("posterior", q)):
+        sources[f"weighted_k1_{template}"] = (log_pi, (mixed - log_pi).exp() * (mixed - p))
     found = {"eval/kl_exact": float(kl.mean())}
     for name, (log_pi, value) in sources.items():
         second = (log_pi.exp() * value.square()).sum(-1) - kl.square()
@@ -152,13 +170,15 @@ def tried(run: Tango, count: int = 400, times: int = 4) -> tuple[HardQuestions, 
 
 
 def on_balanced_mix(run: Tango, tries: Sequence[Solution], each: int = 96) -> dict[str, float]:
-    """How the verifier judges as many right as wrong solutions of ordinary chains of two."""
+    """How the verifier judges as many right as wrong solutions of chains of two; and how many hard ones end right."""
     kinds = [[s for s in tries if s.correct is kind] for kind in (True, False)]
     size = min(each, *map(len, kinds))
     mix = kinds[0][:size] + kinds[1][:size]
     _, read = verify(run, mix, 1, seeded("mix"))
     truths = [SHORT.step_truth(s.problem, s.steps) for s in mix]
     found = judgement_metrics(mix, truths, [[v] for v in read])
-    return {
-        f"eval/mix_{name}": found[name] for name in ("final_balanced", "step_balanced", "step_correct_rate")
-    }
+    wanted = ("final_balanced", "step_balanced", "step_correct_rate")
+    said = sum(v.final is True for v in read) / len(read)
+    _, hard = solve(run, problems(run.verifier_task, COUNT, "hard"), 1, seeded("hard"))
+    shares = {"eval/mix_says_correct": said, "eval/hard_right": sum(s.correct for s in hard) / COUNT}
+    return {f"eval/mix_{name}": found[name] for name in wanted} | shares

@@ -1,33 +1,17 @@
-"""What the trainings gave: CSV of every look, JSON of every claim, figures with bands, and the README's table."""
+"""What the trainings gave: CSV of every look, JSON and Markdown of every claim, pictures, and the README's table."""
 
 from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from tangolite.lab.claims.arms import ARMS, COVRL, TANGO
 from tangolite.lab.claims.entries import CLAIMS, Claim, Measure, Results
 
-FIGURES = {  # file -> (arms, metric, title)
-    "tango-answers": (("tango", "frozen warmed", "gold steps", "outcome only", "outcome only, gated", "frozen weak"),
-                      "eval/answer", "Tango: held-out answers, greedy"),
-    "tango-verifier": (("tango", "frozen warmed"), "eval/step_balanced", "Verifier: steps of the present generator"),
-    "tango-estimators": (("tango", "outcome only", "tango, rloo", "outcome only, rloo", "tango, reinforce++",
-                          "outcome only, reinforce++"), "eval/answer", "Three estimators"),
-    "tango-alpha": (("tango", "alpha 0.5 fixed", "alpha 0.1 decayed", "alpha 0.1 fixed", "outcome only"),
-                    "eval/answer", "Alpha"),
-    "tango-weights": (("no class weights", "weights 1/sqrt(count)", "weights 1/count"),
-                      "eval/mix_final_balanced", "Class weights: final judgements, balanced"),
-    "tango-hacking": (("paid by scores", "paid by verdicts"), "eval/answer", "Paid without gold answers: true answers"),
-    "covrl-alpha": (("covrl", "sampling alpha 0.1", "sampling alpha 0.9", "prior only"), "eval/answer",
-                    "CoVRL: sampling alpha"),
-    "covrl-terms": (("covrl", "KL coefficient 0.1", "NLL coefficient 0.1", "exact KL", "KL balanced",
-                     "density not held"), "eval/answer", "CoVRL: KL and NLL"),
-    "covrl-recipes": (("covrl", "sum of log-probs", "mean of probs", "sum of probs"), "eval/answer",
-                      "CoVRL: reward recipes"),
-}  # fmt: skip
+COMMAND = "python -m tangolite claims --seeds {seeds} --out figures/claims"
 
 
 def read_rows(out: Path) -> list[dict]:
@@ -36,18 +20,25 @@ def read_rows(out: Path) -> list[dict]:
 
 
 def write_results(out: Path) -> None:
-    """`tango.csv`, `covrl.csv`, `claims.json` and the figures, from the rows that are there; prints the table."""
+    """CSV, `claims.json`, `README.md` and the pictures, from the rows that are there; prints the short table."""
+    from tangolite.lab.claims.pictures import draw
+
     files = read_rows(out)
     for family, arms in (("tango", TANGO), ("covrl", COVRL)):
         names = [arm.name for arm in arms]
         write_csv(out / f"{family}.csv", [f for f in files if f["arm"] in names], names)
-    found = judged(Results(files))
-    versions = sorted({json.dumps(f["made"], sort_keys=True) for f in files})
-    report = {"command": "python -m tangolite claims --seeds 5 --out figures/claims",
-              "made": [json.loads(v) for v in versions], "claims": found}  # fmt: skip
+    report = reported(files)
     (out / "claims.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(details(report, files), encoding="utf-8")
     draw(out, files)
     print(table(report))
+
+
+def reported(files: Sequence[dict]) -> dict:
+    """Every claim with its measures and verdict, the command, and what made the rows."""
+    versions = sorted({json.dumps(f["made"], sort_keys=True) for f in files})
+    command = COMMAND.format(seeds=len({f["seed"] for f in files}))
+    return {"command": command, "made": [json.loads(v) for v in versions], "claims": judged(Results(files))}
 
 
 def write_csv(path: Path, files: Sequence[dict], arms: Sequence[str]) -> None:
@@ -80,48 +71,70 @@ def entry(claim: Claim, measures: Sequence[Measure]) -> dict:
         "arms": {name: ARMS[name].what for name in claim.arms}, "verdict": claim.verdict(measures),
         "measures": [
             {"what": m.what, "mean": round(m.interval.mean, 4), "low": round(m.interval.low, 4),
-             "high": round(m.interval.high, 4), "seeds": [round(v, 4) for v in m.seeds], "verdict": m.verdict}
+             "high": round(m.interval.high, 4), "seeds": [round(v, 4) for v in m.seeds], "verdict": m.verdict,
+             "levels": m.levels and [round(v, 4) for v in m.levels]}
             for m in measures
         ],
     }  # fmt: skip
 
 
+# --- in words --------------------------------------------------------------------------------------------
+
+
 def table(report: dict) -> str:
-    """The README's table: claim, the paper's number, ours with its interval, and the verdict."""
-    lines = ["| | claim | the paper | ours (mean, 95% interval, seeds) | here |", "|" + "---|" * 5]
+    """The README's table: each claim, the paper's number, the difference that decided here, and the verdict."""
+    counts = Counter(claim["verdict"] for claim in report["claims"])
+    lines = [", ".join(f"{count} × {said}" for said, count in counts.most_common()) + ".", ""]
+    lines += ["| | claim | the paper | here | verdict |", "|" + "---|" * 5]
     for claim in report["claims"]:
-        ours = "<br>".join(_words(m) for m in claim["measures"])
-        lines.append(
-            f"| {claim['number']} | {claim['question']} | {claim['paper']} | {ours} | **{claim['verdict']}** |"
-        )
+        decisive = next(m for m in claim["measures"] if m["verdict"] == claim["verdict"])
+        cells = claim["number"], claim["question"], claim["paper"], short(decisive), f"**{claim['verdict']}**"
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _words(measure: dict) -> str:
-    digits = 0 if abs(measure["mean"]) >= 20 else 2
-    numbers = [
-        f"{measure[k]:+.{digits}f}" if measure["verdict"] else f"{measure[k]:.{digits}f}"
-        for k in ("mean", "low", "high")
+def short(measure: dict) -> str:
+    """`0.95 against 0.76: +0.19 [0.12, 0.25]`: both means, the mean difference and its interval."""
+    mean, low, high = (number(measure[key], True) for key in ("mean", "low", "high"))
+    if measure["levels"] is None:
+        return f"{mean} [{low}, {high}]"
+    first, second = (number(level) for level in measure["levels"])
+    return f"{first} against {second}: {mean} [{low}, {high}]"
+
+
+def number(value: float, signed: bool = False) -> str:
+    """Two decimals below ten, none from twenty on."""
+    digits = 0 if abs(value) >= 20 else 2
+    value = round(value, digits) + 0.0  # no minus zero
+    return f"{value:{'+' if signed else ''}.{digits}f}"
+
+
+def details(report: dict, files: Sequence[dict]) -> str:
+    """Every measure of every claim, seed by seed, and how they were made."""
+    seeds = sorted({f["seed"] for f in files})
+    made = [
+        f"- {', '.join(f'{key} {value}' for key, value in version.items())}" for version in report["made"]
     ]
-    context = "" if measure["verdict"] else "*"
-    what = measure["what"].replace("|", "/")
-    return f"{context}{what}: {numbers[0]} [{numbers[1]}, {numbers[2]}], {len(measure['seeds'])}{context}"
-
-
-def draw(out: Path, files: Sequence[dict]) -> list[Path]:
-    """Every figure whose arms are there: means over seeds, bands from the lowest to the highest."""
-    import matplotlib.pyplot as plt
-
-    from tangolite.plots import curves_over_seeds
-
-    rows = [{"arm": f["arm"], "seed": f["seed"]} | row for f in files for row in f["rows"]]
-    made = []
-    for name, (arms, metric, title) in FIGURES.items():
-        if not set(arms) <= {row["arm"] for row in rows if metric in row}:
-            continue
-        ax = curves_over_seeds(rows, metric, arms=arms)
-        ax.set_title(title, loc="left")
-        made.append(out / f"{name}.png")
-        ax.figure.savefig(made[-1], dpi=100, metadata={"Software": None}, bbox_inches="tight")
-        plt.close(ax.figure)
-    return made
+    lines = [
+        "# The claims, with every number", "",
+        f"`{report['command']}`; seeds {', '.join(map(str, seeds))}. Written by that command, not by hand. In brackets:"
+        " 95% bootstrap intervals over seeds. A verdict is read from Student's 95% interval of the same values, which"
+        " is wider, and from at least three seeds. Measures without a verdict stand there for context.", "",
+        "Made with:", "", *made,
+    ]  # fmt: skip
+    for claim in report["claims"]:
+        lines += ["", f"## {claim['number']}. {claim['question']}: {claim['verdict']}", "",
+                  f"The paper: {claim['paper']}. `python -m tangolite claims {claim['name']}`", "",
+                  "| measure | | by seed | |", "|---|---|---|---|"]  # fmt: skip
+        for m in claim["measures"]:
+            by_seed = " ".join(number(value) for value in m["seeds"])
+            found = (
+                short(m)
+                if m["levels"]
+                else "{} [{}, {}]".format(*(number(m[k]) for k in ("mean", "low", "high")))
+            )
+            lines.append(f"| {m['what']} | {found} | {by_seed} | {m['verdict'] or ''} |")
+    lines += ["", "## The arms", "", "| arm | what it is |", "|---|---|"]
+    there = {f["arm"] for f in files}
+    lines += [f"| {arm.name} | {arm.what} |" for arm in ARMS.values() if arm.name in there]
+    return "\n".join(lines) + "\n"

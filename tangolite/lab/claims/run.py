@@ -7,6 +7,7 @@ OUT/rows/ARM/seed-N.json  what a finished arm gave; where this is there, the arm
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import platform
 import shutil
@@ -22,18 +23,18 @@ from unittest import mock
 import torch
 import yaml
 
+import tangolite
 from tangolite import __version__
 from tangolite.checkpoints import checkpoints, read_metrics
+from tangolite.evaluate import sampled_solutions
 from tangolite.lab.claims.arms import ARMS, Arm
-from tangolite.lab.claims.looks import COUNT, look, on_balanced_mix, other_tasks, scored, tried
+from tangolite.lab.claims.looks import COUNT, look, met, on_balanced_mix, said_and_true, tried
 from tangolite.lab.claims.score_model import ScoreModel, paid_by_scores, taught
 from tangolite.lab.weights import covrl_start, make_weights, tango_start
 from tangolite.losses import _bregman, _log_composite_over_prior, composite_logp
-from tangolite.settings import load_recipe, plain, with_seed
-from tangolite.tango import solve
-from tangolite.tasks import problems
+from tangolite.models import load_policy
+from tangolite.settings import RunError, load_recipe, plain, with_seed
 from tangolite.training import train
-from tangolite.updates import seeded
 
 RECIPES = {
     "tango": "tango-tiny",
@@ -74,16 +75,15 @@ def plan(names: Iterable[str], seeds: int, out: Path) -> dict[Job, set[Job]]:
     jobs: dict[Job, set[Job]] = {}
 
     def add(name: str, seed: int, run_needed: bool) -> None:
-        arm, kept = ARMS[name], rows_file(out, ARMS[name], seed).exists()
+        arm, kept = ARMS[name], is_kept(out, ARMS[name], seed)
         if (name, seed) in jobs or (kept and (not run_needed or checkpoints(run_folder(out, arm, seed)))):
             return
-        if arm.after:
-            add(arm.after, seed, run_needed=True)
+        before = [other for other in (arm.after, arm.meets) if other]
+        for other in before:
+            add(other, seed, run_needed=True)
         weights = (f"weights of {weights_of(arm)}", seed)
         jobs.setdefault(weights, set())
-        jobs[name, seed] = {weights} | (
-            {(arm.after, seed)} if arm.after and (arm.after, seed) in jobs else set()
-        )
+        jobs[name, seed] = {weights} | {(other, seed) for other in before if (other, seed) in jobs}
 
     for seed in range(seeds):
         for name in names:
@@ -97,6 +97,18 @@ def weights_of(arm: Arm) -> str:
 
 def rows_file(out: Path, arm: Arm, seed: int) -> Path:
     return out / "rows" / arm.slug / f"seed-{seed}.json"
+
+
+def is_kept(out: Path, arm: Arm, seed: int) -> bool:
+    """Are its rows there?  RunError if they are those of an arm of this name that was another one."""
+    path = rows_file(out, arm, seed)
+    if not path.exists():
+        return False
+    if json.loads(path.read_text("utf-8")).get("changes") != arm.changes:
+        raise RunError(
+            f"{path} holds an arm {arm.name!r} with other settings: move it away, or choose another --out"
+        )
+    return True
 
 
 def run_folder(out: Path, arm: Arm, seed: int) -> Path:
@@ -125,12 +137,12 @@ def run_arm(out: Path, arm: Arm, seed: int) -> None:
         see = look
         if arm.family == "hard":
             run.verifier_task, tries = tried(run)
-            see = lambda run, learned: on_balanced_mix(run, tries)  # noqa: E731
+            see = lambda run, learned, last: on_balanced_mix(run, tries)  # noqa: E731
         _begin_after(out, arm, seed, folder, config)
         first = folder.with_suffix(".start.json")
         if not first.exists():
             first.parent.mkdir(parents=True, exist_ok=True)
-            first.write_text(json.dumps(see(run, 0)))
+            first.write_text(json.dumps(see(run, 0, False)))
         with density_not_held(arm.family == "live"):
             train(
                 config,
@@ -140,16 +152,33 @@ def run_arm(out: Path, arm: Arm, seed: int) -> None:
                 run=run,
             )
         found = _rows(folder, arm, config, json.loads(first.read_text()))
+        if arm.meets:
+            generator = load_policy(run_folder(out, ARMS[arm.meets], seed) / "policies" / "generator")
+            found["rows"][-1] |= _rounded([met(run, generator)])[0]
     path = rows_file(out, arm, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        json.dumps({"arm": arm.name, "seed": seed, "made": made()} | found) + "\n", encoding="utf-8"
+        json.dumps({"arm": arm.name, "seed": seed, "changes": arm.changes, "made": made()} | found) + "\n",
+        encoding="utf-8",
     )
 
 
 def made() -> dict[str, str]:
-    return {"date": datetime.date.today().isoformat(), "tangolite": __version__, "torch": torch.__version__,
-            "python": platform.python_version(), "machine": platform.machine()}  # fmt: skip
+    return {"date": datetime.date.today().isoformat(), "tangolite": __version__, "code": code(),
+            "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}  # fmt: skip
+
+
+def code() -> str:
+    """A short digest of the modules that train and evaluate: rows that differ in it may differ in their bits."""
+    root = Path(tangolite.__file__).parent
+    files = [
+        *root.glob("*.py"),
+        *root.glob("sampling/*.py"),
+        *root.glob("logprob/*.py"),
+        *root.glob("recipes/*.yaml"),
+    ]
+    text = b"".join(path.read_bytes() for path in sorted(files))
+    return hashlib.sha256(text).hexdigest()[:10]
 
 
 def _begin_after(out: Path, arm: Arm, seed: int, folder: Path, config) -> None:
@@ -172,8 +201,8 @@ def counted(arm: Arm, config, done: int) -> int:
 def _looks(arm: Arm, config, see: Callable = look) -> Callable:
     """Looks after every 20 updates of the player that the arm counts, and at the end.
 
-    Every update also notes the processor seconds that it took, looks left out: unlike the clock they do not
-    depend on what else the machine does.
+    Every update also notes the processor seconds that it took, looks left out: they depend far less than the
+    clock on what else the machine does, but not nothing (by a quarter, where memory is shared).
     """
     last = [time.process_time()]
 
@@ -182,7 +211,7 @@ def _looks(arm: Arm, config, see: Callable = look) -> Callable:
         learned = counted(arm, config, done)
         own = learned > counted(arm, config, done - 1)
         if (own and learned % EVERY == 0) or done == config.updates:
-            found |= see(run, learned)
+            found |= see(run, learned, done == config.updates)
         last[0] = time.process_time()
         return found
 
@@ -210,8 +239,6 @@ def _rounded(rows: list[dict]) -> list[dict]:
 
 def _train_by_scores(run, weights: Path) -> dict:
     """The score model is taught and frozen; then the generator learns from its scores alone."""
-    from tangolite.models import load_policy
-
     policy = load_policy(weights / "tiny-verifier")
     policy.model.requires_grad_(True)
     model, began = ScoreModel(policy, run.prompts, run.config.seed), time.process_time()
@@ -231,8 +258,10 @@ def _train_by_scores(run, weights: Path) -> dict:
 
 
 def _seen(run, model: ScoreModel) -> dict[str, float]:
-    _, solutions = solve(run, problems(run.task, COUNT, "named"), 1, seeded("named"))
-    return scored(solutions, model.scores(solutions)) | look(run, 1) | other_tasks(run)
+    solutions = sampled_solutions(run, run.generator, COUNT, "named")
+    scores = model.scores(solutions)
+    judged = said_and_true(solutions, scores.tolist(), (scores > 0.5).tolist())
+    return judged | look(run, 0)
 
 
 @contextmanager
