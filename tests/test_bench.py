@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tangolite.lab import bench_cost, bench_peers
-from tangolite.lab.bench_cost import exponent, measure, over_time
+from tangolite.lab.bench_cost import exponent, measure, over_time, steepest
 from tangolite.lab.bench_peers import _loss_difference, _said, _summary
 
 
@@ -17,6 +17,7 @@ def test_the_exponent_of_a_power_is_its_power() -> None:
     sizes = (16, 40, 80, 160)
     assert exponent(sizes, [3 * s**1.5 for s in sizes]) == pytest.approx(1.5)
     assert exponent(sizes, [7.0] * 4) == pytest.approx(0.0)
+    assert steepest((1, 2, 4), (1, 2, 8)) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("axis", "size"), [("completions", 16), ("tokens", 32), ("width", 32), ("steps", 2)])
@@ -73,12 +74,18 @@ def test_trls_update_and_ours_take_turns_and_their_losses_agree() -> None:
 def test_the_loss_difference_sees_another_loss() -> None:
     torch.manual_seed(0)
     logp, mask = -torch.rand(4, 6), torch.ones(4, 6, dtype=torch.long)
-    inputs = {"completion_mask": mask, "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5])}
-    assert _loss_difference(torch.tensor(0.0), logp, inputs) == pytest.approx(0.0, abs=1e-6)
-    assert _loss_difference(torch.tensor(0.1), logp, inputs) == pytest.approx(0.1, abs=1e-6)
+    inputs = {"completion_mask": mask, "advantages": torch.tensor([1.0, -1.0, 2.0, -0.5])}
+    inputs |= {"old_per_token_logps": logp - torch.tensor([0.1, 0.1, 0.9, 0.9])[:, None]}
+    small, large = (
+        math.exp(0.1),
+        math.exp(0.9),
+    )  # ratios; clipping at 1.2 matters where the advantage is positive
+    policy = -(1.0 * small - 1.0 * small + 2.0 * 1.2 - 0.5 * large) / 4
+    assert _loss_difference(policy, logp, inputs) == pytest.approx(0.0, abs=1e-6)
+    assert _loss_difference(policy + 0.1, logp, inputs) == pytest.approx(0.1, abs=1e-6)
     far = inputs | {"ref_per_token_logps": logp - 1}
     k3 = bench_peers.BETA * (math.exp(-1) - 1 + 1)  # d = ref - logp = -1 at every token
-    assert _loss_difference(torch.tensor(k3), logp, far) == pytest.approx(0.0, abs=1e-7)
+    assert _loss_difference(policy + k3, logp, far) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_medians_and_ranges_are_those_of_the_updates() -> None:

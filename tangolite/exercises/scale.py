@@ -81,7 +81,7 @@ def _combining_mistakes(own: list[Tensor], tokens: list[int], right: Tensor) -> 
         "this is the sum of the processes' means": sum(own),
         "weighted by tokens, but not divided by all of them: this is the gradient of a sum": weighted,
         "divided by the number of processes: the weights add up to the number of tokens": weighted / len(own),
-        "the weights are upside down: more tokens count more": upside_down,
+        "the weights are upside down: a process with more tokens must count more, and here it counts less": upside_down,
         "this is the gradient of one process alone": own[0],
         "right, and then divided by the number of processes once more": right / len(own),
     }  # fmt: skip

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -65,20 +66,22 @@ def bench_cost(repeats: int = 3, updates: int = 200, axes: Sequence[str] = tuple
     """Rows, exponents of the fit seconds = a x^b (and of memory), and the memory over many updates; prints."""
     torch.set_num_threads(1)
     report: dict = {"torch": torch.__version__, "axes": {}}
+    if updates:  # first: memory that something else had left free would hide a leak
+        report["over_time"] = over_time(updates)
     for name in axes:
         make, sizes = AXES[name]
         rows = [measure(make(size), size, repeats) for size in sizes]
         found = {
             kind: round(exponent(sizes, [row[kind] for row in rows]), 2) for kind in ("seconds", "bytes")
         }
-        report["axes"][name] = {"rows": rows, "exponents": found}
+        steep = steepest(sizes, [row["seconds"] for row in rows])
+        report["axes"][name] = {"rows": rows, "exponents": found, "steepest_seconds": round(steep, 2)}
         print(
             f"{name:12} "
             + "  ".join(f"{r['size']}: {r['seconds']:.2f} s, {r['bytes'] / 1e6:.0f} MB" for r in rows)
         )
-        print(f"{'':12} time ~ {name}^{found['seconds']}, memory ~ {name}^{found['bytes']}", flush=True)
-    if updates:
-        report["over_time"] = over_time(updates)
+        print(f"{'':12} time ~ {name}^{found['seconds']} (between neighbours at most ^{steep:.2f}), "
+              f"memory ~ {name}^{found['bytes']}", flush=True)  # fmt: skip
     return report
 
 
@@ -102,6 +105,12 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     mean_x, mean_y = statistics.mean(x), statistics.mean(y)
     slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
     return slope / sum((a - mean_x) ** 2 for a in x)
+
+
+def steepest(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The largest exponent between two neighbouring sizes, which a fit over all of them smooths away."""
+    pairs = list(zip(sizes, values, strict=True))
+    return max(exponent(*zip(a, b, strict=True)) for a, b in pairwise(pairs))
 
 
 def over_time(updates: int, every: int = 20) -> dict:

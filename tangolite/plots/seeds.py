@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tangolite.plots.base import INK, Look, figure, looks
+from tangolite.plots.base import FAINT, INK, Look, figure, looks
 
 
 def curves_over_seeds(
@@ -41,7 +41,7 @@ def curves_over_seeds(
         at, low, mean, high = zip(*table[arm], strict=True)
         ax.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
         ax.plot(at, mean, color=color, marker=marker, linestyle=dash, linewidth=2, markersize=6, label=arm)
-        ends[arm] = (at[-1], mean[-1], color)
+        ends[arm] = (at[-1], mean[-1])
     ax.set_xlabel({"learned": "updates of the learner", "update": "updates of all players"}.get(x, x))
     ax.set_ylabel(metric.removeprefix("eval/").replace("_", " "))
     _name_lines(ax, ends)
@@ -98,15 +98,16 @@ def _by_arm(rows: Iterable[Mapping[str, Any]], metric: str, x: str) -> dict[str,
     return table
 
 
-def _name_lines(ax: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
+def _name_lines(ax: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
     """Each line's name right of its end, moved apart where two would touch."""
     gap, place = 0.085, -math.inf  # in heights of the axes
     low, high = ax.get_ylim()
-    heights = sorted(((y - low) / (high - low), -rank) for rank, (_, y, _) in enumerate(ends.values()))
+    heights = sorted(((y - low) / (high - low), -rank) for rank, (_, y) in enumerate(ends.values()))
     for i, (height, rank) in enumerate(heights):
         room = 1.0 - gap * (len(heights) - 1 - i)  # so that those above still fit
         place = max(min(height, room), place + gap)
-        arm, (x, y, color) = list(ends.items())[-rank]
-        leader = {"arrowstyle": "-", "color": color, "linewidth": 1.2, "shrinkB": 4, "relpos": (0, 0.5)}
+        arm, (x, y) = list(ends.items())[-rank]
+        leader = {"arrowstyle": "-", "color": FAINT, "linewidth": 0.9, "linestyle": ":", "shrinkB": 4,
+                  "relpos": (0, 0.5)}  # faint, so that nobody takes it for more of the curve  # fmt: skip
         where = {"xytext": (1.04, place), "textcoords": "axes fraction", "annotation_clip": False}
         ax.annotate(arm, (x, y), color=INK, va="center", fontsize=9, arrowprops=leader, **where)

@@ -78,8 +78,8 @@ def test_micro_batches_of_any_size_give_the_same_run_to_1e_5(recipe, command, tm
 def test_a_group_of_all_but_equal_likelihoods_magnifies_rounding(command, whole, tmp_path) -> None:
     """CoVRL's rewards are log-probs, and a policy that knows nothing gives two traces nearly the same one.
 
-    Two rewards that are 2e-5 apart (here in update 3) are divided by their deviation plus 1e-6, so a rounding
-    of 5e-7 becomes 0.01 of an advantage.  That is the estimator and not the micro-batches: before such a group
+    Two rewards that are, say, 2e-5 apart are divided by their deviation plus 1e-6, so a rounding of 5e-7 becomes
+    0.01 of an advantage.  That is the estimator and not the micro-batches: before such a group
     comes they agree as above.
     """
     out = tmp_path / "run"

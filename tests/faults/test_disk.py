@@ -185,7 +185,7 @@ def test_a_damaged_recipe_of_a_run_is_named(text, cut, capsys) -> None:
 
 @pytest.mark.parametrize("log", ["metrics.jsonl", "timing.jsonl"])
 @pytest.mark.parametrize("damage", ["vanished", "torn", "garbage", "no UTF-8"])
-def test_a_damaged_log_is_named_or_made_again_but_never_a_traceback(log, damage, cut, capsys) -> None:
+def test_a_damaged_log_is_named_or_made_again_but_never_a_traceback(log, damage, cut, whole, capsys) -> None:
     file = cut / log
     lines = file.read_bytes().splitlines(keepends=True)
     if damage == "vanished":
@@ -199,6 +199,10 @@ def test_a_damaged_log_is_named_or_made_again_but_never_a_traceback(log, damage,
     assert "Traceback" not in said
     if damage in ("vanished", "torn"):
         assert code == 0 and json.loads(file.read_text().splitlines()[-1])["update"] == 12
+        if (log, damage) == ("metrics.jsonl", "torn"):
+            assert (
+                file.read_bytes() == (whole["covrl-tiny"] / log).read_bytes()
+            )  # nothing lost, nothing twice
     else:
         assert code == 1 and f"{file} was damaged" in said and "move it away" in said
         file.rename(cut.parent / "away")

@@ -30,7 +30,7 @@ READERS = {
 
 @pytest.mark.parametrize("target", COUNTS)
 def test_hostile_inputs_raise_nothing_and_take_no_time(target, tmp_path) -> None:
-    """Another seed than the long runs have, so that every test run adds to them."""
+    """Another seed than the long runs have, always the same one: a red test can be repeated."""
     outcome = fuzz.attack(target, COUNTS[target], 12345, tmp_path)
     assert outcome.inputs == COUNTS[target] and outcome.faults == []
 
