@@ -164,11 +164,8 @@ def smollm2(folder: str | Path | None = None) -> str:
 
     transformers.utils.logging.disable_progress_bar()
     file = next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
-    whole = (
-        {"quantization_config": transformers.GgufConfig(dequantize=True)}
-        if hasattr(transformers, "GgufConfig")
-        else {}
-    )
+    config = getattr(transformers, "GgufConfig", None)
+    whole = {"quantization_config": config(dequantize=True)} if config else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.bfloat16, **whole
     )

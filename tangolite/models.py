@@ -358,12 +358,8 @@ def four_bits(dtype: torch.dtype):
 
     if importlib.util.find_spec("bitsandbytes") is None:
         raise OSError("4-bit weights need the package bitsandbytes: pip install bitsandbytes")
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
+    kind = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **kind)
 
 
 def one_way_of_computing(model: nn.Module) -> nn.Module:

@@ -218,9 +218,7 @@ def _check_folder(out: Path, config: Config, resume: bool) -> None:
         return
     if not resume:
         state = "a finished" if finished(out) else "an unfinished"
-        raise RunError(
-            f"{out} already holds {state} run; add --resume to go on with it, or choose another --out"
-        )
+        raise RunError(f"{out} already holds {state} run; add --resume to go on, or choose another --out")
     old, new = plain(load_recipe(out / "recipe.yaml")), plain(config)
     differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if differ:

@@ -41,14 +41,9 @@ def sample(
     A policy with a ``sampler`` of its own (a vLLM server) samples there.  Temperature 0 decodes greedily.
     Raises ValueError for an empty prompt or list of prompts.
     """
-    if policy.sampler is not None:
-        return policy.sampler(
-            policy, prompts, n=n, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator
-        )
-    if not is_plain_qwen2(policy.model):
-        return sample_generate(
-            policy, prompts, n=n, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator
-        )
+    if policy.sampler is not None or not is_plain_qwen2(policy.model):
+        sampler, settings = policy.sampler or sample_generate, {"n": n, "max_new_tokens": max_new_tokens}
+        return sampler(policy, prompts, **settings, temperature=temperature, generator=generator)
     ids, length = _padded(policy, prompts)
     with sampling_mode(policy.model):
         tokens, logp = cached(policy, ids, length, n, max_new_tokens, temperature, generator)

@@ -121,12 +121,9 @@ class _Decoder:
         self.hidden_pad = pad[:, None, None, None] if bool(pad.any()) else None
 
         def attend(index, q, k, v):
-            self.prompts.append(
-                (k.mT.contiguous(), v.contiguous())
-            )  # read at every step, views would be copied
-            return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=seen, enable_gqa=self.heads != self.kv_heads
-            )
+            self.prompts.append((k.mT.contiguous(), v.contiguous()))  # views would be copied at every step
+            shared = self.heads != self.kv_heads
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=shared)
 
         return self._forward(ids, position, attend)[:, -1].repeat_interleave(self.n, 0)
 
