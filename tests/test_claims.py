@@ -372,7 +372,7 @@ def test_numbers_are_short_and_never_minus_zero() -> None:
     assert results.number(-0.001) == "0.00" and results.number(-0.001, True) == "+0.00"
     assert results.number(243.7) == "244" and results.number(0.126, True) == "+0.13"
     measure = {"mean": 0.19, "low": 0.1, "high": 0.3, "levels": [0.95, 0.76]}
-    assert results.short(measure) == "0.95 against 0.76: +0.19 [+0.10, +0.30]"
+    assert results.short(measure) == "0.95 against 0.76 (+0.19 [+0.10, +0.30])"
 
 
 def test_going_on_after_the_warm_up_gives_what_one_run_would_have_given(tmp_path, starts, changes) -> None:

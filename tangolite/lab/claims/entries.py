@@ -201,7 +201,7 @@ def collapse(t: Results) -> list[Measure]:
     plain = "no class weights"
     found = t.at(plain, "mix_final_balanced", 40)
     return [
-        larger("0.55 (chance is 0.5) - final judgements on a balanced mix, without weights",
+        larger("final judgements on a balanced mix: 0.55 (chance is 0.5) - without weights",
                dict.fromkeys(found, 0.55), found),
         shown("share of the mix called CORRECT in the end", t.at(plain, "mix_says_correct", 40)),
         shown("share of right solutions among those it learned on", t.start(plain, "hard_right")),
@@ -277,7 +277,7 @@ def _seconds(t: Results, arm: str, learned: int) -> dict[int, float]:
 
 def estimators(t: Results) -> list[Measure]:
     return [
-        larger(f"{name.upper()}: {OVER}: Tango - outcome only",
+        larger(f"answers under {name.upper()}, mean of the looks after 20, 40 and 60 updates: Tango - outcome only",
                t.mean(f"tango{end}", "answer"), t.mean(f"outcome only{end}", "answer"))
         for name, end in (("grpo", ""), ("rloo", ", rloo"), ("reinforce++", ", reinforce++"))
     ]  # fmt: skip
@@ -299,7 +299,7 @@ def hacking(t: Results) -> list[Measure]:
         return _minus(over[END], over[0])
 
     return [
-        larger("growth, over 60 updates, of what is paid beyond what is right: scores - verdicts",
+        larger("what is paid beyond what is right, growth over 60 updates: scores - verdicts",
                grown("paid by scores"), grown("paid by verdicts")),
         *(gap(f"{arm}: paid, after 60 updates - before", t.at(arm, "says_correct", END), t.at(arm, "says_correct", 0))
           for arm in ("paid by scores", "paid by verdicts")),
@@ -317,7 +317,7 @@ def judges(t: Results) -> list[Measure]:
 
 def wrong_reason(t: Results) -> list[Measure]:
     return [
-        larger("of the pool's rejected wrong solutions, first named error is the true one: after Tango - before",
+        larger("first named error is the true one, of the pool's rejected wrong solutions: after Tango - before",
                t.at("tango", "pool_named_exact", END), t.start("tango", "pool_named_exact")),
         shown("rejected, but for another step", t.at("tango", "pool_named_another_step", END)),
         shown("rejected without naming a step", t.at("tango", "pool_named_no_step", END)),
@@ -348,7 +348,7 @@ def posterior_leads(t: Results) -> list[Measure]:
                        for i in range(0, len(prior[s]), 10)) for s in prior}  # fmt: skip
     return [
         larger(
-            "posterior's reward - prior's, the smallest of ten-update means",
+            "posterior's reward beyond the prior's, smallest of the ten-update means: it - 0",
             smallest,
             dict.fromkeys(prior, 0.0),
         ),
@@ -421,7 +421,7 @@ def variance(t: Results) -> list[Measure]:
         parts = [t.at("covrl", f"variance_{name}_{template}", END) for template in ("prior", "posterior")]
         return {seed: log10((parts[0][seed] + parts[1][seed]) / 2) for seed in parts[0]}
 
-    drawn = "variance after 60 updates, powers of ten, traces drawn as in training"
+    drawn = "log10 of the variance after 60 updates, traces drawn as in training"
     rival = larger(f"{drawn}: weighted k1 - ours", size("weighted_k1"), size("ours"))
     parts = ("ours_prior", "ours_posterior", "k1", "k3")
     return [rival, *(shown(f"variance of {part.replace('_', ', ')} traces" if "_" in part else

@@ -132,7 +132,13 @@ PICTURES: dict[str, tuple[set[str], Callable[[Rows, Results], Axes]]] = {
     "tango-verifier": ({"tango", "frozen warmed"}, tango_verifier),
     "tango-weights": ({"no class weights", "weights 1/sqrt(count)", "weights 1/count"}, tango_weights),
     "tango-hacking": ({"paid by scores", "paid by verdicts"}, tango_hacking),
-    "tango-arms": (_arms(TANGO_PAIRS), differences(TANGO_PAIRS, "Tango's arms")),
+    "tango-arms": (
+        _arms(TANGO_PAIRS),
+        differences(TANGO_PAIRS, "Answers, first of each pair less the second"),
+    ),
     "covrl-answers": ({"covrl", "exact KL", "KL balanced", "density not held", "prior only"}, covrl_answers),
-    "covrl-arms": (_arms(COVRL_PAIRS), differences(COVRL_PAIRS, "CoVRL's arms")),
+    "covrl-arms": (
+        _arms(COVRL_PAIRS),
+        differences(COVRL_PAIRS, "Answers, first of each pair less the second"),
+    ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,18 +89,19 @@ def table(report: dict) -> str:
     lines += ["| | claim | the paper | here | verdict |", "|" + "---|" * 5]
     for claim in report["claims"]:
         decisive = next(m for m in claim["measures"] if m["verdict"] == claim["verdict"])
-        cells = claim["number"], claim["question"], claim["paper"], short(decisive), f"**{claim['verdict']}**"
+        here = f"{re.split('[,:]', decisive['what'])[0]} {short(decisive)}"
+        cells = claim["number"], claim["question"], claim["paper"], here, f"**{claim['verdict']}**"
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def short(measure: dict) -> str:
-    """`0.95 against 0.76: +0.19 [0.12, 0.25]`: both means, the mean difference and its interval."""
+    """`0.95 against 0.76 (+0.19 [+0.12, +0.25])`: both means, the mean difference and its interval."""
     mean, low, high = (number(measure[key], True) for key in ("mean", "low", "high"))
     if measure["levels"] is None:
         return f"{mean} [{low}, {high}]"
     first, second = (number(level) for level in measure["levels"])
-    return f"{first} against {second}: {mean} [{low}, {high}]"
+    return f"{first} against {second} ({mean} [{low}, {high}])"
 
 
 def number(value: float, signed: bool = False) -> str:
