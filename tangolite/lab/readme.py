@@ -12,33 +12,13 @@ from tangolite.lab.claims.results import table
 
 
 def tables(figures: Path) -> dict[str, str]:
-    """Every table by the name of its marks; the one of the claims where they have been judged."""
+    """Every table by the name of its marks."""
     read = lambda name: json.loads((figures / f"{name}.json").read_text(encoding="utf-8"))  # noqa: E731
-    made = {family: arms_table(read(f"claims/{family}"), family) for family in COLUMNS}
-    if (figures / "claims" / "claims.json").exists():
-        made["claims"] = table(read("claims/claims"))
-    return made | {"metrics": metrics_table(), "logprob": logprob_table(read("logprob/cpu"))}
-
-
-COLUMNS = {
-    "tango": ["eval/answer", "eval/answer_sampled", "eval/step_truth", "eval/step_balanced",
-              "eval/final_balanced", "eval/first_error_f1", "eval/pool_step_balanced", "seconds"],
-    "covrl": ["eval/answer", "eval/step_truth", "eval/step_truth_posterior", "seconds"],
-}  # fmt: skip
-
-
-def arms_table(summary: list[dict], family: str) -> str:
-    """The summary as a Markdown table: means over seeds."""
-    columns = COLUMNS[family]
-    head = ["arm", "updates", *(c.removeprefix("eval/").replace("_", " ") for c in columns)]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for cell in summary:
-        scores = [cell["scores"].get(c) for c in columns]
-        shown = ["" if s is None else f"{s['mean']:.0f}" if c == "seconds" else f"{s['mean']:.3f}"
-                 for c, s in zip(columns, scores, strict=True)]  # fmt: skip
-        name = cell["arm"] + ("" if cell["trained"] else " (start)")
-        lines.append(f"| {name} | {cell['learned']} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+    return {
+        "claims": table(read("claims/claims")),
+        "metrics": metrics_table(),
+        "logprob": logprob_table(read("logprob/cpu")),
+    }
 
 
 def metrics_table() -> str:
