@@ -485,3 +485,21 @@ def test_the_gate_pays_a_right_answer_only_after_steps_that_work_through_the_que
     assert tango.outcome_rewards(run, [lucky, honest], [[], []]).tolist() == [0.0, 1.0]
     free = start(gate=False)
     assert tango.outcome_rewards(free, [lucky, honest], [[], []]).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"alpha": 1.5}, r"alpha must lie in \[0, 1\], got 1.5"),
+        ({"final_weight": -0.1}, r"final_weight must lie in \[0, 1\], got -0.1"),
+        ({"alpha_min": 0.0}, "alpha_min must be positive for alpha_schedule exp, got 0.0"),
+        ({"alpha_min": -1.0, "alpha_schedule": "linear"}, "alpha_min must be"),
+    ],
+)
+def test_weights_out_of_range_are_refused_before_anything_is_loaded(changes, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        TangoConfig(**changes)
+
+
+def test_a_linear_alpha_may_end_at_zero() -> None:
+    assert TangoConfig(alpha_min=0.0, alpha_schedule="linear").alpha_min == 0.0
