@@ -117,7 +117,9 @@ class TangoConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         if self.alpha_min < 0 or (self.alpha_schedule == "exp" and self.alpha_min == 0):
-            raise ValueError(f"alpha_min must be positive for alpha_schedule exp, got {self.alpha_min}")
+            raise ValueError(
+                f"alpha_min must not be negative, nor 0 with alpha_schedule exp, got {self.alpha_min}"
+            )
         if self.estimator == "rloo" and self.group < 2:
             raise ValueError("rloo leaves one out, so it needs group >= 2: raise group, or take grpo")
 

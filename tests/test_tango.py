@@ -492,8 +492,8 @@ def test_the_gate_pays_a_right_answer_only_after_steps_that_work_through_the_que
     [
         ({"alpha": 1.5}, r"alpha must lie in \[0, 1\], got 1.5"),
         ({"final_weight": -0.1}, r"final_weight must lie in \[0, 1\], got -0.1"),
-        ({"alpha_min": 0.0}, "alpha_min must be positive for alpha_schedule exp, got 0.0"),
-        ({"alpha_min": -1.0, "alpha_schedule": "linear"}, "alpha_min must be"),
+        ({"alpha_min": 0.0}, "alpha_min must not be negative, nor 0 with alpha_schedule exp, got 0.0"),
+        ({"alpha_min": -1.0, "alpha_schedule": "linear"}, "alpha_min must not be negative"),
     ],
 )
 def test_weights_out_of_range_are_refused_before_anything_is_loaded(changes, said) -> None:
