@@ -396,6 +396,35 @@ def test_going_on_after_the_warm_up_gives_what_one_run_would_have_given(tmp_path
     assert read_metrics(folder) == read_metrics(tmp_path / "whole")
 
 
+@pytest.mark.filterwarnings("ignore:no solution:RuntimeWarning")
+def test_a_verifier_is_shown_the_generator_of_the_arm_that_it_meets(tmp_path, monkeypatch) -> None:
+    """Trained for real, one update each; the last look is a whole one, whatever its number."""
+    from tangolite.checkpoints import checksum
+    from tangolite.models import load_policy
+    from tangolite.training import start
+
+    small = {"questions": 2, "group": 2, "updates": 1}
+    alone = {"verifier_updates": "never", "step_source": "none", "lr": 0.01}
+    other = Arm("other", "", "tango", small | alone)
+    arm = Arm("meeting", "", "tango", small | {"verifier_warmup": 1}, counts="verifier", meets="other")
+    shown, real, evaluate = [], looks.sampled_solutions, looks.evaluate
+    monkeypatch.setattr(run, "tango_start", lambda weights, config: start(config))
+    monkeypatch.setattr(run, "ARMS", ARMS | {"other": other, "meeting": arm})
+    monkeypatch.setattr(looks, "COUNT", 8)
+    monkeypatch.setattr(looks, "evaluate", lambda run: evaluate(run, 8))
+    monkeypatch.setattr(
+        looks, "sampled_solutions", lambda r, p, *a: shown.append(checksum(p)) or real(r, p, *a)
+    )
+    run.run_arm(tmp_path, other, 0)
+    shown.clear()
+    run.run_arm(tmp_path, arm, 0)
+    trained = load_policy(run.run_folder(tmp_path, other, 0) / "policies" / "generator")
+    assert shown[-1] == checksum(trained) and checksum(trained) not in shown[:-1]
+    rows = json.loads(rows_file(tmp_path, arm, 0).read_text())["rows"]
+    assert {"eval/met_step_balanced", "eval/answer_six", "eval/pool_named_accepted"} <= rows[-1].keys()
+    assert rows[-1]["learned"] == 1 and "eval/met_step_balanced" not in rows[0]
+
+
 # --- what is committed -----------------------------------------------------------------------------------
 
 
@@ -413,6 +442,11 @@ def test_the_committed_results_are_those_of_the_committed_rows(tmp_path) -> None
     if not (committed / "claims.json").exists():
         return  # a run that has not come to its end: its rows are kept to go on from
     assert files, "judged claims without the rows that they came from"
+    wanted = {(arm.name, seed) for arm in ARMS.values() for seed in range(5)}
+    assert {(f["arm"], f["seed"]) for f in files} == wanted
+    assert all(
+        run.is_kept(committed, ARMS[name], seed) for name, seed in wanted
+    )  # and of the arms as they are
     report = json.loads((committed / "claims.json").read_text("utf-8"))
     assert json.loads(json.dumps(results.judged(Results(files)))) == report["claims"]
     for family, arms in (("tango", TANGO), ("covrl", COVRL)):

@@ -211,6 +211,36 @@ def test_greedy_answers_are_graded_one_by_one(taught):
     assert evaluate(run, 24)["eval/answer"] == pytest.approx(right / 24) and 0 < right < 24
 
 
+def test_nothing_is_sampled_twice_and_never_more_at_a_time_than_in_training(monkeypatch):
+    """Greedy solutions, the present ones and the pool; of CoVRL the prior and the posterior, in chunks."""
+    solved, chunks = [], []
+    solve, shared = evaluation.solve, evaluation.sample_shared
+    monkeypatch.setattr(evaluation, "solve", lambda *a, **more: solved.append(more) or solve(*a, **more))
+    monkeypatch.setattr(
+        evaluation, "sample_shared", lambda *a, **more: chunks.append(more["chunk"]) or shared(*a, **more)
+    )
+    with pytest.warns(RuntimeWarning, match="no solution"):
+        evaluate(tango_run(step_source="verifier"), 4)
+    assert len(solved) == 3
+    evaluate(covrl_run(sample_batch=2), 4)
+    assert chunks == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("problem", "written", "right"),
+    [
+        (Problem("q", "0.5"), "0.50", True),  # the reference is the answer: graded
+        (Problem("q", "0.5"), "0.51", False),
+        (Problem("q", "4", "2 4 4"), "2 4 4", True),  # it carries the reasoning: word for word
+        (Problem("q", "4", "2 4 4"), "4 2 4", False),
+        (Problem("q", "4", "2 4 4"), "4", False),
+    ],
+)
+def test_a_priors_answer_is_graded_where_it_is_one_and_compared_where_it_is_more(problem, written, right):
+    assert evaluation.answered(problem, f"<think>x</think><answer>{written}</answer>") is right
+    assert not evaluation.answered(problem, written)  # no tags, no answer
+
+
 def test_outcome_only_runs_are_evaluated_without_a_verifier():
     found = evaluate(tango_run(step_source="none"), 4)
     assert set(found) <= {"eval/answer", "eval/answer_sampled", "eval/step_truth"}

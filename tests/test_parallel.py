@@ -134,6 +134,22 @@ def test_the_layers_are_the_longest_list_of_modules() -> None:
     assert layers_of(policy.model) == list(policy.model.model.layers)
 
 
+@pytest.mark.parametrize("chunk", [2, 4, 8])
+def test_with_a_chunk_completions_do_not_depend_on_the_number_of_processes(chunk, monkeypatch) -> None:
+    """A chunk of all prompts, or of more, too: what two processes would share out is drawn here by one."""
+    policy, prompts = tiny_policy(0, width=16, layers=1, heads=2), [[3, 30 + i, 22] for i in range(4)]
+
+    def drawn() -> list[list[int]]:
+        generator = torch.Generator().manual_seed(1)
+        found = sample_shared(policy, prompts, n=2, chunk=chunk, max_new_tokens=6, generator=generator)
+        return [found.tokens(row) for row in range(8)]
+
+    alone = drawn()
+    monkeypatch.setattr("tangolite.sampling.processes", lambda: 2)
+    monkeypatch.setattr("tangolite.sampling.share_out", range)
+    assert drawn() == alone
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 def test_completions_of_a_chunk_do_not_depend_on_the_other_chunks(chunk) -> None:
     policy = tiny_policy(0, width=16, layers=1, heads=2)
