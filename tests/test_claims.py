@@ -404,7 +404,7 @@ def test_a_verifier_is_shown_the_generator_of_the_arm_that_it_meets(tmp_path, mo
     from tangolite.training import start
 
     small = {"questions": 2, "group": 2, "updates": 1}
-    alone = {"verifier_updates": "never", "step_source": "none", "lr": 0.01}
+    alone = {"verifier_updates": "never", "step_source": "none"}
     other = Arm("other", "", "tango", small | alone)
     arm = Arm("meeting", "", "tango", small | {"verifier_warmup": 1}, counts="verifier", meets="other")
     shown, real, evaluate = [], looks.sampled_solutions, looks.evaluate
