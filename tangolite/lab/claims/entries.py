@@ -19,16 +19,8 @@ from typing import NamedTuple
 from tangolite.evaluate import Interval, bootstrap
 
 HOLDS, FAILS, OPEN, MUTE = "holds", "does not hold here", "undecided", "cannot be tested here"
-T_95 = {
-    2: 4.303,
-    3: 3.182,
-    4: 2.776,
-    5: 2.571,
-    6: 2.447,
-    7: 2.365,
-    8: 2.306,
-    9: 2.262,
-}  # by degrees of freedom
+# Quantiles of Student's distribution for 95%, by degrees of freedom
+T_95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 class Measure(NamedTuple):
@@ -146,10 +138,8 @@ def larger(
 ) -> Measure:
     """Is the first larger than the second, seed by seed?  Where neither ever leaves the floor, nobody can say."""
     seeds = sorted(first.keys() & second.keys())
-    values, levels = (
-        [first[s] - second[s] for s in seeds],
-        tuple(fmean(f[s] for s in seeds) for f in (first, second)),
-    )
+    values = [first[s] - second[s] for s in seeds]
+    levels = tuple(fmean(f[s] for s in seeds) for f in (first, second))
     mute = floor is not None and all(max(first[s], second[s]) <= floor for s in seeds)
     return Measure(what, bootstrap(values), values, MUTE if mute else verdict(values, above), levels)
 
